@@ -1,0 +1,52 @@
+# Two commands for a newcomer: `make demo` and `make test`. Each makes the environment it needs.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+# Byte-compiling is the slow part of an installation; the first import does it where it matters.
+PIP := $(BIN)/python -m pip install --no-compile --quiet --disable-pip-version-check
+# One thread a worker: two pytest workers on two cores.
+TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+.PHONY: help demo test test-all lint format benchmark clean
+
+help:
+	@echo "make demo       train, measure and search on generated pictures (about 3 minutes)"
+	@echo "make test       the quick tests"
+	@echo "make test-all   the slow tests too"
+	@echo "make lint       ruff, mypy, import directions"
+	@echo "make format     let ruff tidy the code"
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Quintet needs Python 3.11 or newer; run: make $(MAKECMDGOALS) PYTHON=/path/to/python3.11"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
+	$(PIP) -e .
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml | $(VENV)/bin/python
+	$(PIP) -e ".[dev]"
+	@touch $@ $(VENV)/.installed
+
+demo: $(VENV)/.installed
+	$(BIN)/quintet demo --out demo
+
+test: $(VENV)/.installed-dev
+	$(TEST) -m "not slow and not gpu"
+
+test-all: $(VENV)/.installed-dev
+	$(TEST) -m "not gpu"
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/.installed-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) demo .pytest_cache .mypy_cache .ruff_cache

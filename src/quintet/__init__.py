@@ -1,0 +1,49 @@
+"""Quintet: match pictures and sentences.
+
+>>> import quintet
+>>> "vse++" in quintet.list_models()
+True
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+# Imported when first used: `import quintet` stays quick and needs torch and numpy only.
+_PUBLIC = {
+    "Codes": "quintet.codes",
+    "ImageBatch": "quintet.data.batches",
+    "TextBatch": "quintet.data.batches",
+    "Corpus": "quintet.data.corpus",
+    "QuintetError": "quintet.errors",
+    "create_model": "quintet.models",
+    "list_models": "quintet.models",
+    "load": "quintet.training.run",
+    "open_run": "quintet.training.run",
+}
+
+if TYPE_CHECKING:
+    from quintet.codes import Codes as Codes
+    from quintet.data.batches import ImageBatch as ImageBatch
+    from quintet.data.batches import TextBatch as TextBatch
+    from quintet.data.corpus import Corpus as Corpus
+    from quintet.errors import QuintetError as QuintetError
+    from quintet.models import create_model as create_model
+    from quintet.models import list_models as list_models
+    from quintet.training.run import load as load
+    from quintet.training.run import open_run as open_run
+
+__all__ = [*_PUBLIC, "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PUBLIC:
+        return getattr(import_module(_PUBLIC[name]), name)
+    raise AttributeError(f"module 'quintet' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

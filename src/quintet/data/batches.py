@@ -1,0 +1,105 @@
+"""What goes into a matcher: a batch of pictures, of sentences, or of pairs of both."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Self
+
+import torch
+from torch import Tensor
+
+
+class _Movable:
+    """Dataclasses of tensors (or of such dataclasses) that move to a device together."""
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Self:
+        changes = {}
+        for field in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            if isinstance(value, Tensor):
+                changes[field.name] = value.to(device, non_blocking=non_blocking)
+            elif isinstance(value, _Movable):
+                changes[field.name] = value.to(device, non_blocking=non_blocking)
+        return replace(self, **changes)  # type: ignore[type-var]
+
+
+@dataclass(frozen=True)
+class ImageBatch(_Movable):
+    """n pictures, as features of their fragments (regions or grid cells) or as pixels."""
+
+    fragments: Tensor | None = None  # (n, L, d)
+    mask: Tensor | None = None  # (n, L) bool, True where a fragment is real; None: all are
+    boxes: Tensor | None = None  # (n, L, 4) left, top, right, bottom in 0..1
+    pixels: Tensor | None = None  # (n, 3, height, width), normalised as the image tower wants it
+
+    def __post_init__(self) -> None:
+        if (self.fragments is None) == (self.pixels is None):
+            raise ValueError("an ImageBatch holds either fragments or pixels")
+        if self.fragments is not None and self.fragments.dim() != 3:
+            raise ValueError(f"fragments must be (n, L, d), got {tuple(self.fragments.shape)}")
+        if self.pixels is not None and self.pixels.dim() != 4:
+            raise ValueError(f"pixels must be (n, 3, height, width), got {tuple(self.pixels.shape)}")
+
+    def __len__(self) -> int:
+        tensor = self.fragments if self.fragments is not None else self.pixels
+        assert tensor is not None
+        return len(tensor)
+
+    def real(self) -> Tensor:
+        """(n, L) bool: which fragments are real."""
+        if self.mask is not None:
+            return self.mask
+        if self.fragments is None:
+            raise ValueError("this batch holds pixels, not fragments")
+        return torch.ones(self.fragments.shape[:2], dtype=torch.bool, device=self.fragments.device)
+
+
+@dataclass(frozen=True)
+class TextBatch(_Movable):
+    """n sentences as token ids, padded to the longest."""
+
+    tokens: Tensor  # (n, L) int64
+    lengths: Tensor  # (n,) int64, each at least 1
+
+    def __post_init__(self) -> None:
+        if self.tokens.dim() != 2:
+            raise ValueError(f"tokens must be (n, L), got {tuple(self.tokens.shape)}")
+        if not isinstance(self.lengths, Tensor):  # the public call allows a plain list
+            object.__setattr__(self, "lengths", torch.as_tensor(self.lengths, dtype=torch.int64))
+        if self.lengths.shape != self.tokens.shape[:1]:
+            raise ValueError(f"{len(self.tokens)} sentences but lengths of shape {tuple(self.lengths.shape)}")
+        if self.lengths.device.type == "cpu" and len(self.lengths):  # on an accelerator the look would wait for it
+            shortest, longest = int(self.lengths.min()), int(self.lengths.max())
+            if shortest < 1 or longest > self.tokens.shape[1]:
+                raise ValueError(f"lengths must lie in 1..{self.tokens.shape[1]}, got {shortest}..{longest}")
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def real(self) -> Tensor:
+        """(n, L) bool: which tokens are real."""
+        return torch.arange(self.tokens.shape[1], device=self.tokens.device) < self.lengths[:, None]
+
+    @staticmethod
+    def from_ids(sentences: list[list[int]], pad: int = 0) -> TextBatch:
+        """Pad lists of token ids into a batch."""
+        longest = max((len(ids) for ids in sentences), default=0)
+        tokens = torch.full((len(sentences), longest), pad, dtype=torch.int64)
+        for row, ids in enumerate(sentences):
+            tokens[row, : len(ids)] = torch.as_tensor(ids, dtype=torch.int64)
+        return TextBatch(tokens, torch.tensor([len(ids) for ids in sentences], dtype=torch.int64))
+
+
+@dataclass(frozen=True)
+class PairBatch(_Movable):
+    """n corresponding pairs: row i of the pictures belongs to row i of the sentences."""
+
+    images: ImageBatch
+    texts: TextBatch
+    image_groups: Tensor  # (n,) int64 group codes; equal code = relevant
+    text_groups: Tensor  # (n,) int64
+    image_rows: Tensor  # (n,) int64 rows in the split
+    text_rows: Tensor  # (n,) int64
+
+    def __len__(self) -> int:
+        return len(self.texts)

@@ -1,0 +1,227 @@
+"""`Corpus`: pictures, sentences, and which belong together.
+
+Three tables: images, texts, splits. A text is relevant to an image when both carry the same *group*, so five captions
+an image, one caption an image, or several pictures of one person are a single case. Rows are addressed by id.
+
+On disk a corpus is a folder:
+
+    corpus.json     {"format": "quintet-corpus", "version": 1, "name": ..., "notes": [...]}
+    images.jsonl    {"id": "12", "group": "12", "path": "pictures/12.jpg", ...anything else}
+    texts.jsonl     {"id": "12#0", "group": "12", "text": "A dog.", "image": "12"}     ("image" is optional)
+    splits.json     {"train": ["12", ...groups], "dev": [...], "test": [...]}
+    features/NAME/  see `quintet.data.features`
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from quintet.errors import CorpusError, QuintetError, suggest
+from quintet.files import read_json, read_jsonl, write_json, write_jsonl
+
+FORMAT, VERSION = "quintet-corpus", 1
+MAX_WORDS = 1_000  # a longer "sentence" is a mistake in the source, and would cost memory in every batch it is in
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    id: str
+    group: str
+    path: str | None = None  # relative to the corpus folder, or absolute; None where only features exist
+    extra: dict[str, Any] = field(default_factory=dict)  # objects with boxes, size, url: kept, never interpreted
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    id: str
+    group: str
+    text: str
+    image: str | None = None  # the picture it was written for; None: any picture of the group
+
+
+@dataclass(frozen=True)
+class Split:
+    """The part of a corpus whose groups are in one split, with groups as dense integers 0..n_groups-1."""
+
+    name: str
+    images: list[Image]
+    texts: list[Text]
+    groups: list[str]  # code -> group
+    image_groups: np.ndarray  # (n_images,) int64 codes
+    text_groups: np.ndarray  # (n_texts,) int64 codes
+
+    @cached_property
+    def images_of_text(self) -> list[np.ndarray]:
+        """For each text the rows of the images it may be paired with: its own picture, or all of its group."""
+        row_of = {image.id: row for row, image in enumerate(self.images)}
+        of_group = rows_by_group(self.image_groups, len(self.groups))
+        return [
+            np.array([row_of[text.image]]) if text.image is not None else of_group[code]
+            for text, code in zip(self.texts, self.text_groups, strict=True)
+        ]
+
+    @cached_property
+    def texts_of_group(self) -> list[np.ndarray]:
+        return rows_by_group(self.text_groups, len(self.groups))
+
+    @cached_property
+    def images_of_group(self) -> list[np.ndarray]:
+        return rows_by_group(self.image_groups, len(self.groups))
+
+    def take_groups(self, codes: Sequence[int]) -> Split:
+        """The split cut down to some of its groups, in the order given (folds, dev cuts, small trials)."""
+        return _make_split(self.name, [self.groups[code] for code in codes], self.images, self.texts)
+
+
+def rows_by_group(groups: np.ndarray, count: int) -> list[np.ndarray]:
+    """For each group code, the rows that carry it, ascending.
+
+    >>> [rows.tolist() for rows in rows_by_group(np.array([0, 1, 0]), 2)]
+    [[0, 2], [1]]
+    """
+    order = np.argsort(groups, kind="stable")
+    return np.split(order, np.cumsum(np.bincount(groups, minlength=count))[:-1])
+
+
+class Corpus:
+    """Images, texts and splits, checked when made. `root` is where relative picture paths start."""
+
+    def __init__(
+        self,
+        name: str,
+        images: Iterable[Image],
+        texts: Iterable[Text],
+        splits: dict[str, list[str]],
+        root: Path | str = ".",
+        notes: Sequence[str] = (),
+    ) -> None:
+        self.name = name
+        self.root = Path(root)
+        self.images = list(images)
+        self.texts = list(texts)
+        self.splits = splits
+        self.notes = list(notes)  # what the importer skipped or changed, in words
+        self._check()
+
+    def _check(self) -> None:
+        where = f"corpus {self.name!r}"
+        for kind, rows in (("image", self.images), ("text", self.texts)):
+            twice = [id_ for id_, count in Counter(row.id for row in rows).items() if count > 1]
+            if twice:
+                raise CorpusError(
+                    f"{where}: {len(twice)} {kind} ids occur more than once, first {twice[0]!r}; ids must be unique"
+                )
+        for text in self.texts:
+            words = len(text.text.split())
+            if not words:
+                raise CorpusError(f"{where}: text {text.id!r} is empty; remove it from the source or give it words")
+            if words > MAX_WORDS:
+                raise CorpusError(
+                    f"{where}: text {text.id!r} has {words} words (limit {MAX_WORDS}); is the source one caption a line?"
+                )
+        group_of = {image.id: image.group for image in self.images}
+        for text in self.texts:
+            if text.image is not None and group_of.get(text.image) != text.group:
+                raise CorpusError(
+                    f"{where}: text {text.id!r} names image {text.image!r}, which is not in its group {text.group!r}"
+                )
+        with_images = set(group_of.values())
+        with_texts = {text.group for text in self.texts}
+        for name, groups in self.splits.items():
+            if len(set(groups)) != len(groups):
+                raise CorpusError(f"{where}: split {name!r} lists a group twice")
+            for kind, present in (("images", with_images), ("texts", with_texts)):
+                lacking = [group for group in groups if group not in present]
+                if lacking:
+                    raise CorpusError(
+                        f"{where}: {len(lacking)} groups of split {name!r} have no {kind}, first {lacking[0]!r}; "
+                        "a group needs at least one of each to be trained on or measured"
+                    )
+
+    def split(self, name: str) -> Split:
+        if name not in self.splits:
+            raise CorpusError(f"corpus {self.name!r} has no split {name!r}; {suggest(name, self.splits)}")
+        return _make_split(name, self.splits[name], self.images, self.texts)
+
+    def picture(self, image: Image) -> Path:
+        """Where the picture file is."""
+        if image.path is None:
+            raise CorpusError(f"image {image.id!r} of corpus {self.name!r} has features only, no picture file")
+        return self.root / image.path  # an absolute path stays itself
+
+    def save(self, folder: Path | str) -> None:
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_jsonl(folder / "images.jsonl", (_image_row(image) for image in self.images))
+        write_jsonl(folder / "texts.jsonl", (_text_row(text) for text in self.texts))
+        write_json(folder / "splits.json", self.splits)
+        # Written last: a folder without it is an unfinished import.
+        write_json(
+            folder / "corpus.json", {"format": FORMAT, "version": VERSION, "name": self.name, "notes": self.notes}
+        )
+
+    @staticmethod
+    def open(folder: Path | str) -> Corpus:
+        folder = Path(folder)
+        if not (folder / "corpus.json").is_file():
+            raise CorpusError(
+                f"{folder} is not a corpus (no corpus.json); make one with `quintet data import FORMAT SOURCE {folder}`"
+            )
+        head = read_json(folder / "corpus.json")
+        if head.get("format") != FORMAT or head.get("version", 0) > VERSION:
+            raise CorpusError(
+                f"{folder} is a {head.get('format')} of version {head.get('version')}; this Quintet reads {FORMAT} up to {VERSION}"
+            )
+        try:
+            images = [_read_image(row) for row in read_jsonl(folder / "images.jsonl")]
+            texts = [
+                Text(row["id"], row["group"], row["text"], row.get("image"))
+                for row in read_jsonl(folder / "texts.jsonl")
+            ]
+            splits = read_json(folder / "splits.json")
+        except KeyError as error:
+            raise CorpusError(f"{folder}: a row lacks the field {error}") from None
+        except CorpusError:
+            raise
+        except QuintetError as error:
+            raise CorpusError(str(error)) from None
+        return Corpus(head["name"], images, texts, splits, root=folder, notes=head.get("notes", ()))
+
+
+def _make_split(name: str, groups: Sequence[str], images: Sequence[Image], texts: Sequence[Text]) -> Split:
+    code_of = {group: code for code, group in enumerate(groups)}
+    # Ordered by group, so that folds of consecutive groups are folds of consecutive rows.
+    chosen_images = sorted((row for row in images if row.group in code_of), key=lambda row: code_of[row.group])
+    chosen_texts = sorted((row for row in texts if row.group in code_of), key=lambda row: code_of[row.group])
+    return Split(
+        name,
+        chosen_images,
+        chosen_texts,
+        list(groups),
+        np.array([code_of[row.group] for row in chosen_images], dtype=np.int64),
+        np.array([code_of[row.group] for row in chosen_texts], dtype=np.int64),
+    )
+
+
+def _image_row(image: Image) -> dict[str, Any]:
+    row: dict[str, Any] = {"id": image.id, "group": image.group}
+    if image.path is not None:
+        row["path"] = image.path
+    return row | image.extra
+
+
+def _read_image(row: dict[str, Any]) -> Image:
+    extra = {key: value for key, value in row.items() if key not in ("id", "group", "path")}
+    return Image(row["id"], row["group"], row.get("path"), extra)
+
+
+def _text_row(text: Text) -> dict[str, Any]:
+    row = {"id": text.id, "group": text.group, "text": text.text}
+    return row if text.image is None else row | {"image": text.image}

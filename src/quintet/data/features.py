@@ -1,0 +1,182 @@
+"""Fragment features of pictures, memory-mapped and addressed by image id.
+
+On disk, under `CORPUS/features/NAME/`:
+
+    manifest.json   {"format": "quintet-features", "version": 1, "fragments": 36, "dim": 1280, "tower": {...}, "parts": [
+                       {"features": "features.npy", "boxes": "boxes.npy", "lengths": "lengths.npy"}]}
+    ids.json        the image id of each row of rows.npy
+    rows.npy        (n, 2) int64: which part, which row of it
+
+A part's `features` is (rows, L, d) float32 or float16; `boxes` (rows, L, 4) left, top, right, bottom in 0..1 and `lengths`
+(rows,) real fragments are optional. File names are relative to the folder or absolute, so that a 33 GB array made by
+someone else is used where it lies. Several ids may share a row and a row may be in nobody's use.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from quintet.data.batches import ImageBatch
+from quintet.errors import CorpusError
+from quintet.files import complete_or_absent, read_json, write_json
+
+FORMAT, VERSION = "quintet-features", 1
+RESIDENT_BYTES = 256 * 2**20  # mapped pages are given back to the system after this much has been read
+
+
+@dataclass(frozen=True)
+class Part:
+    """One array file with what belongs to it."""
+
+    features: str
+    boxes: str | None = None
+    lengths: str | None = None
+
+
+class FeatureStore:
+    """Reads rows by id. Resident memory stays bounded however large the file is."""
+
+    def __init__(self, folder: Path | str) -> None:
+        self.folder = Path(folder)
+        manifest_path = self.folder / "manifest.json"
+        if not manifest_path.is_file():
+            raise CorpusError(
+                f"{self.folder} holds no finished features (no manifest.json); make them with `quintet features CORPUS`"
+            )
+        self.manifest: dict[str, Any] = read_json(manifest_path)
+        if self.manifest.get("format") != FORMAT or self.manifest.get("version", 0) > VERSION:
+            raise CorpusError(f"{manifest_path}: this Quintet reads {FORMAT} up to version {VERSION}")
+        self.ids: list[str] = read_json(self.folder / "ids.json")
+        self._place = np.load(self.folder / "rows.npy")  # (n, 2)
+        if len(self.ids) != len(self._place):
+            raise CorpusError(
+                f"{self.folder}: {len(self.ids)} ids for {len(self._place)} rows; the folder is damaged, make it again"
+            )
+        self._row_of = {id_: row for row, id_ in enumerate(self.ids)}
+        self._parts = [_OpenPart(self.folder, Part(**part)) for part in self.manifest["parts"]]
+        self._read = 0
+
+    @property
+    def dim(self) -> int:
+        return int(self.manifest["dim"])
+
+    @property
+    def fragments(self) -> int:
+        return int(self.manifest["fragments"])
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __contains__(self, image_id: str) -> bool:
+        return image_id in self._row_of
+
+    def require(self, ids: Sequence[str]) -> None:
+        """Raise with a count and an example unless every id has features."""
+        lacking = [id_ for id_ in ids if id_ not in self._row_of]
+        if lacking:
+            raise CorpusError(
+                f"{self.folder}: no features for {len(lacking)} of {len(ids)} images, first {lacking[0]!r}; "
+                "run `quintet features` again (it resumes), or drop these images from the split"
+            )
+
+    def batch(self, ids: Sequence[str]) -> ImageBatch:
+        """The features of some images as float32, padded fragments masked."""
+        try:
+            places = self._place[[self._row_of[id_] for id_ in ids]]  # (n, 2)
+        except KeyError:
+            self.require(ids)
+            raise
+        features = np.zeros((len(ids), self.fragments, self.dim), dtype=np.float32)
+        boxes = np.zeros((len(ids), self.fragments, 4), dtype=np.float32)
+        lengths = np.zeros(len(ids), dtype=np.int64)
+        boxed = all(part.boxes is not None for part in self._parts)
+        for number, part in enumerate(self._parts):
+            chosen = np.flatnonzero(places[:, 0] == number)
+            rows = places[chosen, 1]
+            for target, row in zip(
+                chosen, rows, strict=True
+            ):  # row by row: a fancy index would read the same bytes twice
+                length = part.length(row)
+                lengths[target] = length
+                features[target, :length] = part.features[row, :length]
+                if boxed and part.boxes is not None:
+                    boxes[target, :length] = part.boxes[row, :length]
+        self._release(features.nbytes)
+        self._refuse_not_finite(features, ids)
+        mask = np.arange(self.fragments) < lengths[:, None]
+        return ImageBatch(
+            fragments=torch.from_numpy(features),
+            mask=None if mask.all() else torch.from_numpy(mask),
+            boxes=torch.from_numpy(boxes) if boxed else None,
+        )
+
+    def _refuse_not_finite(self, features: np.ndarray, ids: Sequence[str]) -> None:
+        # The sum is finite exactly when no entry is NaN or infinite (or the features are absurd); one cheap pass.
+        if np.isfinite(features.sum(dtype=np.float64)):
+            return
+        bad = [id_ for id_, row in zip(ids, features, strict=True) if not np.isfinite(row).all()]
+        raise CorpusError(
+            f"{self.folder}: the features of image {bad[0]!r} hold NaN or infinity ({len(bad)} in this batch); extract them again"
+        )
+
+    def _release(self, read: int) -> None:
+        self._read += read
+        if self._read > RESIDENT_BYTES:
+            self._read = 0
+            for part in self._parts:
+                part.release()
+
+
+class _OpenPart:
+    def __init__(self, folder: Path, part: Part) -> None:
+        self.features = _map(folder / part.features)
+        self.boxes = _map(folder / part.boxes) if part.boxes else None
+        self.lengths = np.load(folder / part.lengths) if part.lengths else None
+        if self.features.ndim != 3:
+            raise CorpusError(f"{folder / part.features}: expected (rows, fragments, dim), found {self.features.shape}")
+
+    def length(self, row: int) -> int:
+        return self.features.shape[1] if self.lengths is None else int(self.lengths[row])
+
+    def release(self) -> None:
+        for array in (self.features, self.boxes):
+            if array is not None and hasattr(mmap, "MADV_DONTNEED"):
+                array._mmap.madvise(mmap.MADV_DONTNEED)  # type: ignore[attr-defined]  # no public way to the mapping
+
+
+def _map(path: Path) -> np.memmap:
+    try:
+        return np.load(path, mmap_mode="r")
+    except FileNotFoundError:
+        raise CorpusError(f"feature file {path} does not exist; was it moved since the import?") from None
+    except (ValueError, OSError) as error:
+        raise CorpusError(f"feature file {path} is not a complete .npy array: {error}") from None
+
+
+def write_manifest(
+    folder: Path | str,
+    ids: Sequence[str],
+    rows: np.ndarray,
+    parts: Sequence[Part],
+    *,
+    fragments: int,
+    dim: int,
+    tower: dict[str, Any],
+) -> None:
+    """Finish a feature folder: called last, so that a folder with a manifest is complete."""
+    folder = Path(folder)
+    with complete_or_absent(folder / "rows.npy") as temporary, temporary.open("wb") as file:
+        np.save(file, np.asarray(rows, dtype=np.int64).reshape(-1, 2))
+    write_json(folder / "ids.json", list(ids))
+    parts_json = [{key: value for key, value in vars(part).items() if value is not None} for part in parts]
+    write_json(
+        folder / "manifest.json",
+        {"format": FORMAT, "version": VERSION, "fragments": fragments, "dim": dim, "tower": tower, "parts": parts_json},
+    )

@@ -1,0 +1,45 @@
+"""From sentences to token ids: what every tokenizer offers, and how a saved one is read back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from quintet.data.batches import TextBatch
+from quintet.errors import RunError
+from quintet.files import read_json
+
+
+class Tokenizer(Protocol):
+    def __len__(self) -> int:
+        """How many ids there are: the size of an embedding table for them."""
+        ...
+
+    def ids(self, sentence: str) -> list[int]:
+        """Token ids of a sentence, marks for start and end included."""
+        ...
+
+    def tokens(self, sentence: str) -> list[str]:
+        """The same as words or word pieces, for people to read."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """Everything needed to make it again, as JSON; `kind` names the class."""
+        ...
+
+
+def text_batch(tokenizer: Tokenizer, sentences: Sequence[str]) -> TextBatch:
+    return TextBatch.from_ids([tokenizer.ids(sentence) for sentence in sentences])
+
+
+def load_tokenizer(path: Path | str) -> Tokenizer:
+    """Read back what `write_json(path, tokenizer.state())` wrote."""
+    from quintet.data.vocabulary import WordVocabulary
+    from quintet.data.wordpiece import WordPiece
+
+    state = read_json(path)
+    kinds: dict[str, Any] = {"words": WordVocabulary, "wordpiece": WordPiece}
+    if state.get("kind") not in kinds:
+        raise RunError(f"{path}: unknown tokenizer kind {state.get('kind')!r}; this Quintet knows {', '.join(kinds)}")
+    return kinds[state["kind"]].from_state(state)

@@ -1,0 +1,43 @@
+"""Errors that are meant for people: what is wrong, where, and what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class QuintetError(Exception):
+    """Anything the user can mend. The command line prints its message and exits with status 1."""
+
+
+class CorpusError(QuintetError):
+    """A corpus, a feature file or a source of either is not as it should be."""
+
+
+class PictureError(QuintetError):
+    """A picture cannot be read."""
+
+
+class RecipeError(QuintetError):
+    """A recipe, an override or a model argument is not valid."""
+
+
+class RunError(QuintetError):
+    """A run folder is missing, unfinished, damaged or from another version."""
+
+
+class TrainingError(QuintetError):
+    """Training cannot go on: NaN, collapse, a batch that makes no sense."""
+
+
+def suggest(name: str, valid: Iterable[str]) -> str:
+    """A sentence that names the nearest valid spelling, or all of them when none is near.
+
+    >>> suggest("scna", ["scan", "bfan"])
+    "did you mean 'scan'?"
+    >>> suggest("zzz", ["scan", "bfan"])
+    'choose one of: bfan, scan'
+    """
+    options = sorted(valid)
+    near = difflib.get_close_matches(name, options, n=1, cutoff=0.6)
+    return f"did you mean {near[0]!r}?" if near else f"choose one of: {', '.join(options)}"

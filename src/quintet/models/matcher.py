@@ -1,0 +1,36 @@
+"""The one idea: encode, then score."""
+
+from __future__ import annotations
+
+from typing import Literal, Protocol, runtime_checkable
+
+from torch import Tensor
+
+from quintet.codes import Codes
+from quintet.data.batches import ImageBatch, TextBatch
+
+
+@runtime_checkable
+class Matcher(Protocol):
+    """What every method is: an `nn.Module` with these verbs.
+
+    Losses, mining, evaluation, ensembles, search and benchmarks are written against them and nothing else.
+    """
+
+    image_input: Literal["fragments", "pixels"]  # what `encode_images` wants in its batch
+
+    def encode_images(self, images: ImageBatch) -> Codes:
+        """n pictures -> what the matcher keeps of them."""
+        ...
+
+    def encode_texts(self, texts: TextBatch) -> Codes:
+        """n sentences -> likewise."""
+        ...
+
+    def score(self, image_codes: Codes, text_codes: Codes) -> Tensor:
+        """(n_images, n_texts): every picture against every sentence."""
+        ...
+
+    def score_pairs(self, image_codes: Codes, text_codes: Codes) -> Tensor:
+        """(n,): row i against row i."""
+        ...

@@ -1,0 +1,23 @@
+"""Scores of embedding matchers: a dot product of unit vectors is their cosine."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from quintet.codes import Codes
+
+
+def dot_scores(image_codes: Codes, text_codes: Codes) -> Tensor:
+    """(n_images, n_texts)."""
+    return _embedding(image_codes) @ _embedding(text_codes).T
+
+
+def dot_score_pairs(image_codes: Codes, text_codes: Codes) -> Tensor:
+    """(n,): row i against row i."""
+    return (_embedding(image_codes) * _embedding(text_codes)).sum(dim=1)
+
+
+def _embedding(codes: Codes) -> Tensor:
+    if codes.embedding is None:
+        raise ValueError("these Codes hold no embedding; they were made by a matcher that scores fragments")
+    return codes.embedding
