@@ -49,6 +49,8 @@ class Codes:
     def __getitem__(self, index: int | slice | Sequence[int] | Tensor) -> Codes:
         """Rows; an integer gives Codes of length one."""
         if isinstance(index, int):
+            if not -len(self) <= index < len(self):  # also what ends a `for` over Codes
+                raise IndexError(f"row {index} of {len(self)} Codes")
             index = slice(index, index + 1) if index != -1 else slice(-1, None)
         return self.map(lambda tensor: tensor[index])
 
@@ -77,6 +79,14 @@ class Codes:
         if self.fragments is None:
             raise ValueError("these Codes have no fragments")
         return torch.ones(self.fragments.shape[:2], dtype=torch.bool, device=self.fragments.device)
+
+    def pad_fragments(self, length: int) -> Codes:
+        """The same items with room for `length` fragments each, the added ones masked out."""
+        if self.fragments is None:
+            return self
+        boxes = None if self.boxes is None else _pad_rows(self.boxes, length)
+        fragments = _pad_rows(self.fragments, length)
+        return replace(self, fragments=fragments, mask=_pad_rows(self.real(), length), boxes=boxes)
 
     @staticmethod
     def cat(parts: Sequence[Codes]) -> Codes:

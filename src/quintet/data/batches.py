@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -13,12 +13,10 @@ class _Movable:
     """Dataclasses of tensors (or of such dataclasses) that move to a device together."""
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Self:
-        changes = {}
+        changes: dict[str, Any] = {}
         for field in fields(self):  # type: ignore[arg-type]
             value = getattr(self, field.name)
-            if isinstance(value, Tensor):
-                changes[field.name] = value.to(device, non_blocking=non_blocking)
-            elif isinstance(value, _Movable):
+            if isinstance(value, Tensor | _Movable):
                 changes[field.name] = value.to(device, non_blocking=non_blocking)
         return replace(self, **changes)  # type: ignore[type-var]
 

@@ -68,6 +68,15 @@ class Split:
         ]
 
     @cached_property
+    def texts_of_image(self) -> list[np.ndarray]:
+        """For each image the rows of the texts it may be paired with: the mirror of `images_of_text`."""
+        rows: list[list[int]] = [[] for _ in self.images]
+        for text, images in enumerate(self.images_of_text):
+            for image in images:
+                rows[image].append(text)
+        return [np.array(texts, dtype=np.int64) for texts in rows]
+
+    @cached_property
     def texts_of_group(self) -> list[np.ndarray]:
         return rows_by_group(self.text_groups, len(self.groups))
 
@@ -87,7 +96,7 @@ def rows_by_group(groups: np.ndarray, count: int) -> list[np.ndarray]:
     [[0, 2], [1]]
     """
     order = np.argsort(groups, kind="stable")
-    return np.split(order, np.cumsum(np.bincount(groups, minlength=count))[:-1])
+    return np.split(order, np.cumsum(np.bincount(groups, minlength=count)))[:count]
 
 
 class Corpus:
@@ -108,7 +117,22 @@ class Corpus:
         self.texts = list(texts)
         self.splits = splits
         self.notes = list(notes)  # what the importer skipped or changed, in words
+        self._check_types()
         self._check()
+
+    def _check_types(self) -> None:
+        """Tables may be written by hand or made from file names: everything must be text that UTF-8 can hold."""
+        for kind, rows in (("image", self.images), ("text", self.texts)):
+            for row in rows:
+                values = (row.id, row.group, row.path if isinstance(row, Image) else row.text)
+                if not all(map(_is_text, values)):
+                    raise CorpusError(
+                        f"corpus {self.name!r}: {kind} {row.id!r}: id, group and path or text must be strings that "
+                        f"UTF-8 can hold, found {values!r:.200}"
+                    )
+        lists = self.splits.values() if isinstance(self.splits, dict) else [None]
+        if not all(isinstance(groups, list) and all(map(_is_text, groups)) for groups in lists):
+            raise CorpusError(f"corpus {self.name!r}: splits must be an object of lists of groups, as strings")
 
     def _check(self) -> None:
         where = f"corpus {self.name!r}"
@@ -124,7 +148,8 @@ class Corpus:
                 raise CorpusError(f"{where}: text {text.id!r} is empty; remove it from the source or give it words")
             if words > MAX_WORDS:
                 raise CorpusError(
-                    f"{where}: text {text.id!r} has {words} words (limit {MAX_WORDS}); is the source one caption a line?"
+                    f"{where}: text {text.id!r} has {words} words (limit {MAX_WORDS}); "
+                    "is the source one caption a line?"
                 )
         group_of = {image.id: image.group for image in self.images}
         for text in self.texts:
@@ -159,6 +184,7 @@ class Corpus:
     def save(self, folder: Path | str) -> None:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
+        (folder / "corpus.json").unlink(missing_ok=True)  # until it is back, what stands here is old and new mixed
         write_jsonl(folder / "images.jsonl", (_image_row(image) for image in self.images))
         write_jsonl(folder / "texts.jsonl", (_text_row(text) for text in self.texts))
         write_json(folder / "splits.json", self.splits)
@@ -177,7 +203,8 @@ class Corpus:
         head = read_json(folder / "corpus.json")
         if head.get("format") != FORMAT or head.get("version", 0) > VERSION:
             raise CorpusError(
-                f"{folder} is a {head.get('format')} of version {head.get('version')}; this Quintet reads {FORMAT} up to {VERSION}"
+                f"{folder} is a {head.get('format')} of version {head.get('version')}; "
+                f"this Quintet reads {FORMAT} up to {VERSION}"
             )
         try:
             images = [_read_image(row) for row in read_jsonl(folder / "images.jsonl")]
@@ -193,6 +220,19 @@ class Corpus:
         except QuintetError as error:
             raise CorpusError(str(error)) from None
         return Corpus(head["name"], images, texts, splits, root=folder, notes=head.get("notes", ()))
+
+
+def _is_text(value: object) -> bool:
+    """None counts: a picture may have no path."""
+    if value is None:
+        return True
+    if not isinstance(value, str):
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair, or a file name in another encoding
+        return False
+    return True
 
 
 def _make_split(name: str, groups: Sequence[str], images: Sequence[Image], texts: Sequence[Text]) -> Split:
@@ -214,7 +254,7 @@ def _image_row(image: Image) -> dict[str, Any]:
     row: dict[str, Any] = {"id": image.id, "group": image.group}
     if image.path is not None:
         row["path"] = image.path
-    return row | image.extra
+    return image.extra | row  # no extra field may take the place of an id
 
 
 def _read_image(row: dict[str, Any]) -> Image:

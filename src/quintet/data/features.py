@@ -2,13 +2,13 @@
 
 On disk, under `CORPUS/features/NAME/`:
 
-    manifest.json   {"format": "quintet-features", "version": 1, "fragments": 36, "dim": 1280, "tower": {...}, "parts": [
-                       {"features": "features.npy", "boxes": "boxes.npy", "lengths": "lengths.npy"}]}
+    manifest.json   {"format": "quintet-features", "version": 1, "fragments": 36, "dim": 1280, "tower": {...},
+                     "parts": [{"features": "features.npy", "boxes": "boxes.npy", "lengths": "lengths.npy"}]}
     ids.json        the image id of each row of rows.npy
     rows.npy        (n, 2) int64: which part, which row of it
 
-A part's `features` is (rows, L, d) float32 or float16; `boxes` (rows, L, 4) left, top, right, bottom in 0..1 and `lengths`
-(rows,) real fragments are optional. File names are relative to the folder or absolute, so that a 33 GB array made by
+A part's `features` is (rows, L, d) float32 or float16; `boxes` (rows, L, 4) left, top, right, bottom in 0..1 and
+`lengths` (rows,) real fragments are optional. File names are relative to the folder or absolute, so that a 33 GB array made by
 someone else is used where it lies. Several ids may share a row and a row may be in nobody's use.
 """
 
@@ -29,6 +29,7 @@ from quintet.files import complete_or_absent, read_json, write_json
 
 FORMAT, VERSION = "quintet-features", 1
 RESIDENT_BYTES = 256 * 2**20  # mapped pages are given back to the system after this much has been read
+READ_AROUND = 64 * 2**10  # touching one byte of a mapped file brings in its neighbourhood
 
 
 @dataclass(frozen=True)
@@ -60,8 +61,28 @@ class FeatureStore:
                 f"{self.folder}: {len(self.ids)} ids for {len(self._place)} rows; the folder is damaged, make it again"
             )
         self._row_of = {id_: row for row, id_ in enumerate(self.ids)}
+        if len(self._row_of) != len(self.ids):
+            raise CorpusError(f"{self.folder}: ids.json names an image twice; make the features again")
         self._parts = [_OpenPart(self.folder, Part(**part)) for part in self.manifest["parts"]]
         self._read = 0
+        self._check_parts()
+
+    def _check_parts(self) -> None:
+        limits = np.array([len(part.features) for part in self._parts])
+        numbers, rows = self._place.T
+        known = (numbers >= 0) & (numbers < len(limits))
+        if not known.all() or not ((rows >= 0) & (rows < limits[numbers])).all():
+            raise CorpusError(f"{self.folder}: rows.npy names rows that the arrays do not have; was an array replaced?")
+        for part in self._parts:
+            _, fragments, dim = part.features.shape
+            if fragments > self.fragments or dim != self.dim:
+                raise CorpusError(
+                    f"{self.folder}: an array holds {fragments} fragments of {dim} for each picture, the manifest says "
+                    f"{self.fragments} of {self.dim}; was the array replaced?"
+                )
+
+    def __reduce__(self) -> tuple[type[FeatureStore], tuple[Path]]:
+        return FeatureStore, (self.folder,)  # to another process goes the folder's name, not the arrays
 
     @property
     def dim(self) -> int:
@@ -100,15 +121,14 @@ class FeatureStore:
         for number, part in enumerate(self._parts):
             chosen = np.flatnonzero(places[:, 0] == number)
             rows = places[chosen, 1]
-            for target, row in zip(
-                chosen, rows, strict=True
-            ):  # row by row: a fancy index would read the same bytes twice
+            # Row by row: a fancy index would make a copy that is copied once more.
+            for target, row in zip(chosen, rows, strict=True):
                 length = part.length(row)
                 lengths[target] = length
                 features[target, :length] = part.features[row, :length]
                 if boxed and part.boxes is not None:
                     boxes[target, :length] = part.boxes[row, :length]
-        self._release(features.nbytes)
+        self._release(len(ids) * max(self.fragments * self.dim * 4, READ_AROUND))
         self._refuse_not_finite(features, ids)
         mask = np.arange(self.fragments) < lengths[:, None]
         return ImageBatch(
@@ -119,11 +139,14 @@ class FeatureStore:
 
     def _refuse_not_finite(self, features: np.ndarray, ids: Sequence[str]) -> None:
         # The sum is finite exactly when no entry is NaN or infinite (or the features are absurd); one cheap pass.
-        if np.isfinite(features.sum(dtype=np.float64)):
+        with np.errstate(invalid="ignore"):  # infinity minus infinity
+            total = features.sum(dtype=np.float64)
+        if np.isfinite(total):
             return
         bad = [id_ for id_, row in zip(ids, features, strict=True) if not np.isfinite(row).all()]
         raise CorpusError(
-            f"{self.folder}: the features of image {bad[0]!r} hold NaN or infinity ({len(bad)} in this batch); extract them again"
+            f"{self.folder}: the features of image {bad[0]!r} hold NaN or infinity ({len(bad)} in this batch); "
+            "extract them again"
         )
 
     def _release(self, read: int) -> None:
@@ -141,6 +164,11 @@ class _OpenPart:
         self.lengths = np.load(folder / part.lengths) if part.lengths else None
         if self.features.ndim != 3:
             raise CorpusError(f"{folder / part.features}: expected (rows, fragments, dim), found {self.features.shape}")
+        rows, fragments = self.features.shape[:2]
+        if self.boxes is not None and self.boxes.shape != (rows, fragments, 4):
+            raise CorpusError(f"{part.boxes}: expected boxes of shape {(rows, fragments, 4)}, found {self.boxes.shape}")
+        if self.lengths is not None and (len(self.lengths) != rows or not _within(self.lengths, fragments)):
+            raise CorpusError(f"{part.lengths}: expected {rows} lengths from 1 to {fragments}")
 
     def length(self, row: int) -> int:
         return self.features.shape[1] if self.lengths is None else int(self.lengths[row])
@@ -151,9 +179,13 @@ class _OpenPart:
                 array._mmap.madvise(mmap.MADV_DONTNEED)  # type: ignore[attr-defined]  # no public way to the mapping
 
 
+def _within(lengths: np.ndarray, most: int) -> bool:
+    return bool(((lengths >= 1) & (lengths <= most)).all())
+
+
 def _map(path: Path) -> np.memmap:
     try:
-        return np.load(path, mmap_mode="r")
+        return np.lib.format.open_memmap(path, mode="r")
     except FileNotFoundError:
         raise CorpusError(f"feature file {path} does not exist; was it moved since the import?") from None
     except (ValueError, OSError) as error:

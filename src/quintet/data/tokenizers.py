@@ -12,16 +12,18 @@ from quintet.files import read_json
 
 
 class Tokenizer(Protocol):
+    pad: int  # the id that fills a batch up
+
     def __len__(self) -> int:
         """How many ids there are: the size of an embedding table for them."""
         ...
 
     def ids(self, sentence: str) -> list[int]:
-        """Token ids of a sentence, marks for start and end included."""
+        """Token ids of a sentence, marks for start and end included; at least one."""
         ...
 
     def tokens(self, sentence: str) -> list[str]:
-        """The same as words or word pieces, for people to read."""
+        """The same as words or word pieces, one for each id, for people to read."""
         ...
 
     def state(self) -> dict[str, Any]:
@@ -30,7 +32,7 @@ class Tokenizer(Protocol):
 
 
 def text_batch(tokenizer: Tokenizer, sentences: Sequence[str]) -> TextBatch:
-    return TextBatch.from_ids([tokenizer.ids(sentence) for sentence in sentences])
+    return TextBatch.from_ids([tokenizer.ids(sentence) for sentence in sentences], pad=tokenizer.pad)
 
 
 def load_tokenizer(path: Path | str) -> Tokenizer:
@@ -40,6 +42,7 @@ def load_tokenizer(path: Path | str) -> Tokenizer:
 
     state = read_json(path)
     kinds: dict[str, Any] = {"words": WordVocabulary, "wordpiece": WordPiece}
-    if state.get("kind") not in kinds:
-        raise RunError(f"{path}: unknown tokenizer kind {state.get('kind')!r}; this Quintet knows {', '.join(kinds)}")
-    return kinds[state["kind"]].from_state(state)
+    kind = state.get("kind") if isinstance(state, dict) else None
+    if kind not in kinds:
+        raise RunError(f"{path}: unknown tokenizer kind {kind!r}; this Quintet knows {', '.join(kinds)}")
+    return kinds[kind].from_state(state)

@@ -1,0 +1,1 @@
+"""Small blocks that several methods share."""

@@ -1,0 +1,14 @@
+"""Losses by the names that recipes use. A new one is a file in this folder and a line in `OBJECTIVES`."""
+
+from __future__ import annotations
+
+from quintet.registry import Registry
+
+# name -> "module:class"; the class is an nn.Module whose forward(step) returns dict[str, Term]
+OBJECTIVES = Registry(
+    "loss",
+    {
+        "triplet": "quintet.losses.triplet:TripletObjective",
+        "caption": "quintet.losses.caption:CaptionObjective",
+    },
+)

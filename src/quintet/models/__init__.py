@@ -1,33 +1,28 @@
-"""The methods, by name. A new one is a file in this folder and a line in `BUILDERS`."""
+"""The methods, by name. A new one is a file in this folder and a line in `MODELS`."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
-from importlib import import_module
 from typing import Any
 
 from torch import nn
 
-from quintet.errors import RecipeError, suggest
+from quintet.registry import Registry
 
 # name -> "module:function"; the function takes plain keyword arguments and returns a Matcher
-BUILDERS: dict[str, str] = {
-    "vse++": "quintet.models.vse:build_vse",
-}
+MODELS = Registry(
+    "matcher",
+    {
+        "vse++": "quintet.models.vse:build_vse",
+        "scan": "quintet.models.scan:build_scan",
+        "bfan": "quintet.models.bfan:build_bfan",
+        "vsrn": "quintet.models.vsrn:build_vsrn",
+    },
+)
 
 
 def list_models() -> list[str]:
     """The names that `create_model` takes."""
-    return sorted(BUILDERS)
-
-
-def model_builder(name: str) -> Callable[..., nn.Module]:
-    """The function that makes the matcher of this name; its signature is the list of its arguments."""
-    if name not in BUILDERS:
-        raise RecipeError(f"there is no matcher {name!r}; {suggest(name, BUILDERS)}")
-    module, function = BUILDERS[name].split(":")
-    return getattr(import_module(module), function)
+    return MODELS.names()
 
 
 def create_model(name: str, **arguments: Any) -> nn.Module:
@@ -37,12 +32,4 @@ def create_model(name: str, **arguments: Any) -> nn.Module:
     >>> type(matcher).__name__
     'VSE'
     """
-    builder = model_builder(name)
-    known = inspect.signature(builder).parameters
-    for argument in arguments:
-        if argument not in known:
-            raise RecipeError(f"matcher {name!r} takes no argument {argument!r}; {suggest(argument, known)}")
-    lacking = [key for key, value in known.items() if value.default is inspect.Parameter.empty and key not in arguments]
-    if lacking:
-        raise RecipeError(f"matcher {name!r} needs the argument {lacking[0]!r}")
-    return builder(**arguments)
+    return MODELS.create(name, **arguments)

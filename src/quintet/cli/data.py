@@ -1,0 +1,177 @@
+"""`quintet data`: bring a corpus in, and look at it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import Progress
+from rich.table import Table
+
+from quintet.errors import CorpusError
+
+data_app = typer.Typer(
+    name="data",
+    no_args_is_help=True,
+    help="Import a corpus of pictures and sentences, and look at what is in it.",
+)
+
+
+@data_app.command("formats")
+def formats_command(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")] = False,
+) -> None:
+    """List the source formats that `quintet data import` reads, each with its options."""
+    from quintet.data.formats import FORMATS
+
+    if as_json:
+        facts = {
+            name: {"help": format.help, "options": {option.name: option.help for option in format.options.values()}}
+            for name, format in FORMATS.items()
+        }
+        print(json.dumps(facts, indent=2))
+        return
+    table = Table("format", "reads", "options", show_lines=True)
+    for name, format in FORMATS.items():
+        options = (
+            f"[bold]{option.name}[/bold]={escape(str(option.default))}: {escape(option.help)}"
+            for option in format.options.values()
+        )
+        table.add_row(name, escape(format.help), "\n".join(options))
+    Console().print(table)
+
+
+@data_app.command("import")
+def import_command(
+    format: Annotated[str, typer.Argument(metavar="FORMAT", help="See `quintet data formats`.")],
+    source: Annotated[Path, typer.Argument(metavar="SOURCE", help="Folder or file in that format.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The corpus folder to make.")],
+    option: Annotated[
+        list[str] | None,
+        typer.Option("--option", "-o", metavar="KEY=VALUE", help="An option of the format; may be repeated."),
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="What to call the corpus.")] = None,
+    copy: Annotated[
+        bool, typer.Option("--copy", help="Copy the pictures into OUT, so that the folder can be moved.")
+    ] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a corpus that stands at OUT.")] = False,
+) -> None:
+    """Turn a dataset into a corpus folder that every other command understands.
+
+    Pictures and feature arrays stay where they are; the corpus points at them. What was skipped, and why, is printed
+    and kept with the corpus.
+
+    Examples:
+
+      quintet data import flickr ~/flickr8k corpora/f8k
+
+      quintet data import precomp ~/f30k_precomp corpora/f30k -o dev_images=1000
+
+      quintet data import folder ~/holiday corpora/holiday -o fractions=0.9,0.05,0.05
+    """
+    from quintet.data.formats import import_corpus
+
+    corpus = import_corpus(format, source, out, name=name, copy=copy, overwrite=overwrite, **_parse_pairs(option or []))
+    console = Console()
+    table = Table("split", "groups", "images", "texts", title=f"{escape(corpus.name)} -> {escape(str(out))}")
+    for split in map(corpus.split, corpus.splits):
+        table.add_row(split.name, *(f"{len(rows):,}" for rows in (split.groups, split.images, split.texts)))
+    console.print(table)
+    _print_notes(console, corpus.notes)
+    console.print(f"Next: [bold]quintet data inspect {escape(str(out))}[/bold]", highlight=False)
+
+
+@data_app.command("inspect")
+def inspect_command(
+    folder: Annotated[Path, typer.Argument(metavar="CORPUS", help="A corpus folder.")],
+    split: Annotated[str | None, typer.Option(help="Look at one split only.")] = None,
+    sheet: Annotated[
+        Path | None, typer.Option("--contact-sheet", metavar="FILE", help="Draw pictures with captions (.jpg or .png).")
+    ] = None,
+    count: Annotated[int, typer.Option(help="How many pictures on the contact sheet.", min=1)] = 24,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")] = False,
+    check_pictures: Annotated[
+        bool,
+        typer.Option("--check-pictures", help="Decode every picture; list unreadable ones (exit status 1) and copies."),
+    ] = False,
+) -> None:
+    """Count and measure a corpus: splits, captions per image, lengths, vocabulary, duplicates, features."""
+    from quintet.data.corpus import Corpus
+    from quintet.data.inspect import contact_sheet, describe
+
+    corpus = Corpus.open(folder)
+    with Progress(console=Console(stderr=True), transient=True, disable=not check_pictures) as bar:
+        task = bar.add_task("reading pictures", total=len(corpus.images) if split is None else None)
+        facts = describe(
+            corpus,
+            split=split,
+            check_pictures=check_pictures,
+            progress=lambda done: bar.update(task, completed=done),
+        )
+    if as_json:
+        print(json.dumps(facts, indent=2, ensure_ascii=False))
+    else:
+        _print_facts(Console(), facts)
+    if sheet is not None:
+        contact_sheet(corpus, sheet, count, split)
+        Console(stderr=True).print(f"contact sheet: {escape(str(sheet))}")
+    if facts.get("pictures", {}).get("unreadable"):
+        raise typer.Exit(1)
+
+
+def _parse_pairs(pairs: list[str]) -> dict[str, str]:
+    parsed: dict[str, str] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or not key:
+            raise CorpusError(f"--option {pair}: expected KEY=VALUE")
+        if key in parsed:
+            raise CorpusError(f"--option {key} is given twice")
+        parsed[key] = value
+    return parsed
+
+
+def _print_facts(console: Console, facts: dict[str, Any]) -> None:
+    table = Table("split", "groups", "images", "texts", "texts an image", "words a text", "vocabulary")
+    table.title = f"{escape(facts['name'])}: {facts['images']:,} images, {facts['texts']:,} texts"
+    for name, row in facts["splits"].items():
+        counts = (f"{row[key]:,}" for key in ("groups", "images", "texts"))
+        per_image = ", ".join(f"{texts} ({images:,}x)" for texts, images in row["images_by_number_of_texts"].items())
+        words = row["words_in_a_text"]
+        lengths = f"{words['min']} .. {words['median']} .. {words['max']}" if words else "-"
+        table.add_row(escape(name), *counts, per_image, lengths, f"{row['vocabulary']:,}")
+    console.print(table)
+    for pair, count in facts["groups_in_several_splits"].items():
+        console.print(f"[yellow]{count:,} groups are in both splits {escape(pair)}[/yellow]")
+    repeated = facts["duplicate_sentences"]
+    if repeated["sentences"]:
+        console.print(f"{repeated['sentences']:,} sentences describe several groups word for word, most often:")
+        for example in repeated["examples"]:
+            console.print(f"  {example['groups']} x {escape(example['text'])}", highlight=False)
+    for name, row in facts["features"].items():
+        said = row.get("error") or "{images:,} images, {fragments} x {dim}; {images_without:,} images without".format(
+            **row
+        )
+        console.print(f"features {escape(name)}: {escape(said)}", highlight=False)
+    if "pictures" in facts:
+        _print_pictures(console, facts["pictures"])
+    _print_notes(console, facts["notes"])
+
+
+def _print_pictures(console: Console, facts: dict[str, Any]) -> None:
+    console.print(f"{facts['checked']:,} pictures decoded, {len(facts['unreadable']):,} unreadable")
+    for row in facts["unreadable"][:20]:
+        console.print(f"  [red]{escape(row['reason'])}[/red]", highlight=False)
+    if facts["copies"]:
+        console.print(f"{len(facts['copies']):,} pictures exist more than once, for example as:")
+        for ids in facts["copies"][:5]:
+            console.print(f"  {escape(', '.join(ids[:6]))}", highlight=False)
+
+
+def _print_notes(console: Console, notes: list[str]) -> None:
+    for note in notes:
+        console.print(f"note: {escape(note)}", highlight=False)

@@ -1,0 +1,60 @@
+"""A live display of training."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+
+class TrainingDisplay:
+    """A bar for the stage, the loss beside it, and a line for every epoch. Where nobody watches, only the lines."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=30),
+            MofNCompleteColumn(),
+            TextColumn("steps"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[loss]}"),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._task = self._progress.add_task("", visible=False, loss="")
+        self._epochs = 0
+        self._last: dict[str, float] = {}
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._progress.stop()
+
+    def stage(self, name: str, epochs: int, steps: int, done: int) -> None:
+        self._epochs = epochs
+        self._progress.reset(self._task, total=steps, completed=done, description=f"stage {name}", visible=True, loss="")
+        at = f", resumed at step {done}" if done else ""
+        self.console.print(f"[bold]stage {name}[/]: {epochs} epochs, {steps} steps{at}")
+
+    def step(self, epoch: int, done: int, losses: dict[str, float], lr: float) -> None:
+        self._last = losses
+        shown = "  ".join(f"{name} {value:.3f}" for name, value in losses.items())
+        self._progress.update(self._task, completed=done, loss=f"{shown}  lr {lr:.1e}")
+
+    def epoch(self, epoch: int, metrics: dict[str, float], best: bool) -> None:
+        losses = "  ".join(f"{name} {value:.3f}" for name, value in self._last.items())
+        self.console.print(
+            f"  epoch {epoch:>3}/{self._epochs}  {losses}  validation rsum {metrics['rsum']:6.1f}  "
+            f"R@1 {metrics['i2t_r1']:.1f} / {metrics['t2i_r1']:.1f}{'  best' if best else ''}",
+            highlight=False,
+        )
+
+    def note(self, message: str) -> None:
+        self.console.print(f"[yellow]warning:[/] {message}")

@@ -1,0 +1,250 @@
+"""`quintet evaluate`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from quintet.errors import QuintetError
+
+if TYPE_CHECKING:
+    import torch
+
+    from quintet.data.corpus import Corpus, Split
+    from quintet.evaluation.result import Result
+    from quintet.evaluation.scoring import Member
+    from quintet.evaluation.significance import Difference
+
+DIRECTIONS = {"i2t": "image to text", "t2i": "text to image"}
+HEADINGS = {"r1": "R@1", "r5": "R@5", "r10": "R@10", "medr": "medr", "meanr": "meanr", "map_at_r": "mAP@R"}
+WITH_INTERVAL = ("r1", "r5", "r10")
+PAIRED_RESAMPLES = 10_000
+LABEL_WIDTH = 15  # with it the table fits 80 columns
+
+
+def evaluate_command(
+    runs: list[Path] = typer.Argument(
+        ..., metavar="RUN...", help="Run folders; several are one ensemble.", show_default=False
+    ),
+    corpus: Path | None = typer.Option(None, help="The corpus to measure on; default: the one the run was trained on."),
+    split: str = typer.Option("test", help="Which split of it."),
+    protocol: str = typer.Option("full", help="full, 5fold (COCO 1K), 5k (COCO 5K) or identity (CUHK-PEDES)."),
+    ensemble: bool = typer.Option(
+        True, "--ensemble/--separate", help="Several runs: mean of their scores, or each alone."
+    ),
+    compare: Path | None = typer.Option(
+        None, metavar="RUN", help="Test whether this other run differs, query by query."
+    ),
+    block: int = typer.Option(1024, min=1, help="Images and texts scored at a time: memory, never the result."),
+    batch_size: int = typer.Option(128, min=1, help="Images or texts encoded at a time."),
+    bootstrap: int = typer.Option(1000, min=0, help="Resamples behind the 95 % intervals; 0: no intervals."),
+    seed: int = typer.Option(0, help="Of the resampling; the metrics themselves have no randomness."),
+    device: str = typer.Option("auto", help="cpu, cuda, cuda:1 ...; auto takes a GPU where there is one."),
+    out: Path | None = typer.Option(
+        None, "--out", "-o", help="Write everything needed to repeat it to this JSON file."
+    ),
+    ranks: Path | None = typer.Option(None, help="Write the rank of every right pair to this .npz file."),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON and nothing else."),
+) -> None:
+    """Measure trained runs: exact ranks of both directions, with intervals and the chance level.
+
+    `quintet evaluate runs/first` measures one run on the test split of its own corpus.
+
+    `quintet evaluate runs/a runs/b` measures their ensemble; with `--separate` each of them.
+
+    `quintet evaluate runs/a --compare runs/b` also says whether the difference could be luck.
+
+    Recalls and mAP@R are per cent. Ranks start from 1; a wrong candidate that ties goes before the right one.
+    """
+    from quintet.data.corpus import Corpus
+    from quintet.evaluation.evaluate import evaluate_members
+    from quintet.evaluation.protocols import find_protocol
+    from quintet.files import write_json
+    from quintet.training.extractor import pick_device
+    from quintet.training.run import open_run
+
+    if ranks is not None and not ensemble and len(runs) > 1:
+        raise QuintetError("--ranks writes one file: measure the runs of --separate one at a time, or as an ensemble")
+    find_protocol(protocol)  # a typo is answered before anything is encoded
+    place = pick_device(device)
+    opened = [open_run(folder) for folder in (*runs, *([compare] if compare else []))]
+    where = Corpus.open(corpus if corpus is not None else _default_corpus(opened))
+    chosen = where.split(split)
+    options: dict[str, Any] = {
+        "protocol": protocol,
+        "block": block,
+        "bootstrap": bootstrap,
+        "seed": seed,
+        "device": place,
+    }
+    with Console(stderr=True, quiet=as_json).status("") as status:
+        members = []
+        for run in opened:
+            status.update(
+                f"encoding {len(chosen.images)} images and {len(chosen.texts)} texts with {_escape(run.name)}"
+            )
+            members.append(_encode(run, where, chosen, batch_size, place))
+        status.update("ranking")
+        teams = [members[: len(runs)]] if ensemble else [[member] for member in members[: len(runs)]]
+        results = _by_name([evaluate_members(team, chosen, **options) for team in teams])
+        differences = {}
+        if compare is not None:
+            other = evaluate_members(members[-1:], chosen, **options)
+            differences = _differences(results, other, seed)
+            results = _by_name([*results.values(), other])
+    if ranks is not None:
+        next(iter(results.values())).save_ranks(ranks)
+    facts = {
+        "corpus": {"name": where.name, "folder": str(where.root)},
+        "runs": [{"name": run.name, "weights_sha256": run.weights_checksum} for run in opened],
+        "batch_size": batch_size,
+    }
+    report = _report(results, differences, facts)
+    if out is not None:
+        write_json(out, report)
+    if as_json:
+        print(json.dumps(report, indent=2, ensure_ascii=False))
+        return
+    console = Console()
+    console.print(results_table(results, title=_title(where, chosen, results)))
+    for label, difference in differences.items():
+        console.print(comparison_table(label, difference))
+
+
+def _differences(results: Mapping[str, Result], other: Result, seed: int) -> dict[str, dict[str, Difference]]:
+    from quintet.evaluation.significance import paired_test
+
+    (name,) = other.members
+    return {
+        f"{label} - {name}": paired_test(result.ranks, other.ranks, PAIRED_RESAMPLES, seed)
+        for label, result in results.items()
+    }
+
+
+def _default_corpus(runs: Sequence[Any]) -> Path:
+    known = {run.default_corpus for run in runs}
+    if len(known) > 1:
+        raise QuintetError("these runs were trained on different corpora; say with --corpus which one to measure on")
+    (folder,) = known
+    if folder is None:
+        raise QuintetError(f"run {runs[0].name!r} does not know a corpus; say with --corpus which one to measure on")
+    return folder
+
+
+def _encode(run: Any, corpus: Corpus, split: Split, batch_size: int, device: torch.device) -> Member:
+    from quintet.evaluation.evaluate import encode_split
+    from quintet.evaluation.scoring import Member
+
+    matcher = run.matcher.to(device)
+    images = run.image_batches(corpus, split.images, batch_size)
+    texts = run.text_batches(split.texts, batch_size)
+    return Member(matcher, *encode_split(matcher, images, texts, split, device), name=run.name)
+
+
+def _by_name(results: Sequence[Result]) -> dict[str, Result]:
+    """Results under the names of their runs; runs of one name are numbered."""
+    named: dict[str, Result] = {}
+    for result in results:
+        name = " + ".join(result.members)
+        number = 1 + sum(known == name or known.startswith(f"{name} (") for known in named)
+        named[name if number == 1 else f"{name} ({number})"] = result
+    return named
+
+
+def _report(
+    results: Mapping[str, Result], differences: Mapping[str, Mapping[str, Difference]], facts: dict[str, Any]
+) -> dict[str, Any]:
+    """One result as itself; several, or a comparison, under `results` and `comparisons`. Always with provenance."""
+    from quintet.evaluation.result import provenance
+
+    made = {**provenance(), **facts}
+    if len(results) == 1:
+        return {**next(iter(results.values())).to_json(), "provenance": made}
+    return {
+        "results": {name: result.to_json() for name, result in results.items()},
+        "comparisons": {
+            label: {"resamples": PAIRED_RESAMPLES, **{name: value.to_json() for name, value in difference.items()}}
+            for label, difference in differences.items()
+        },
+        "provenance": made,
+    }
+
+
+def _title(corpus: Corpus, split: Split, results: Mapping[str, Result]) -> str:
+    what = (
+        f"{_escape(corpus.name)}, split {_escape(split.name)}: {len(split.images):,} images, {len(split.texts):,} texts"
+    )
+    kinds = dict.fromkeys(result.kind for result in results.values())
+    return f"{what}\nprotocol {next(iter(results.values())).protocol}, {' and '.join(kinds)}"
+
+
+def results_table(results: Mapping[str, Result], title: str | None = None) -> Table:
+    """One table for any number of results on the same split: both directions, intervals below, chance last."""
+    table = Table(title=title, box=None, header_style="bold", padding=(0, 1, 0, 0), title_justify="left")
+    table.add_column("", min_width=LABEL_WIDTH, max_width=LABEL_WIDTH, overflow="fold")  # a long name costs lines only
+    for heading in (*HEADINGS.values(), "rsum"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for name, result in results.items():
+        table.add_row(f"[bold]{_escape(name)}[/]" if len(result.members) == 1 else f"[bold]{result.kind}[/]")
+        for direction, words in DIRECTIONS.items():
+            cells = [_cell(result, f"{direction}_{metric}", metric in WITH_INTERVAL) for metric in HEADINGS]
+            table.add_row(f"  {words}", *cells, _cell(result, "rsum", True) if direction == "t2i" else "")
+    chance = next(iter(results.values())).chance
+    table.add_row("[dim]chance[/]")
+    for direction, words in DIRECTIONS.items():
+        cells = [_number(chance[f"{direction}_{metric}"], metric) for metric in HEADINGS]
+        row = (f"  {words}", *cells, _number(chance["rsum"], "rsum") if direction == "t2i" else "")
+        table.add_row(*row, style="dim")
+    intervals = any(result.intervals for result in results.values())
+    notes = [f"{result.kind}: {_escape(name)}" for name, result in results.items() if len(result.members) > 1]
+    table.caption = "\n".join([*notes, *(["below the number: its 95 % bootstrap interval"] if intervals else [])])
+    table.caption_justify = "left"
+    return table
+
+
+def comparison_table(label: str, differences: Mapping[str, Difference]) -> Table:
+    """How much two results differ on the same queries, and how likely luck alone would do as much."""
+    table = Table(title=_escape(label), box=None, header_style="bold", padding=(0, 1, 0, 0), title_justify="left")
+    for heading in ("", "difference", "95 % interval", "p"):
+        table.add_column(heading, justify="right" if heading else "left")
+    named = {f"{d}_{m}": f"{words} {HEADINGS[m]}" for d, words in DIRECTIONS.items() for m in HEADINGS} | {
+        "rsum": "rsum"
+    }
+    for name, words in named.items():
+        if name in differences:
+            found = differences[name]
+            low, high = found.interval
+            table.add_row(words, f"{found.difference:+.2f}", f"{low:+.2f} to {high:+.2f}", f"{found.p_value:.4f}")
+    table.caption = "paired by group: bootstrap interval, p by sign flips"
+    table.caption_justify = "left"
+    return table
+
+
+def _cell(result: Result, name: str, with_interval: bool) -> str:
+    number = _number(result.metrics[name], name)
+    if not with_interval or name not in result.intervals:
+        return number
+    low, high = result.intervals[name]
+    return f"{number}\n[dim]{_short(low)}-{_short(high)}[/]"
+
+
+def _number(value: float, name: str) -> str:
+    if name.endswith("medr"):
+        return f"{value:g}"
+    return f"{value:.2f}" if round(abs(value), 2) < 1 else f"{value:.1f}"
+
+
+def _short(value: float) -> str:
+    return f"{value:.1f}".removesuffix(".0") if value >= 99.95 else f"{value:.1f}"
+
+
+def _escape(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)

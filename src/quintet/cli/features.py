@@ -1,0 +1,156 @@
+"""`quintet features`."""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from quintet.errors import QuintetError
+
+if TYPE_CHECKING:
+    from quintet.training.extract import ExtractReport
+
+SHOWN = 20  # skipped pictures that are printed; all are in skipped.json
+
+
+class Dtype(StrEnum):
+    FLOAT16 = "float16"
+    FLOAT32 = "float32"
+
+
+class Crop(StrEnum):
+    SQUEEZE = "squeeze"
+    CENTER = "center"
+
+
+def features_command(
+    corpus: Path = typer.Argument(..., help="A corpus folder, as `quintet data import` makes it."),
+    backbone: str = typer.Option(
+        "efficientnet-lite0",
+        help="Image tower: efficientnet-lite0/1/2, resnet18/50/152, resnet50-v1, vgg19, hf:FOLDER_OR_NAME, timm:NAME.",
+    ),
+    weights: Path | None = typer.Option(
+        None, help="Its weights (.pth, .safetensors); efficientnet-lite0, hf: and timm: bring their own."
+    ),
+    name: str | None = typer.Option(None, help="The folder under CORPUS/features; the backbone's name unless given."),
+    grid: str = typer.Option("6", help="Cells a picture is cut into: 6 for 6 x 6, or 4x8 for 4 rows of 8."),
+    crop: Crop = typer.Option(
+        Crop.SQUEEZE, help="squeeze: the whole picture, its aspect changed; center: the middle, the edges lost."
+    ),
+    batch_size: int = typer.Option(32, min=1, help="Pictures the tower sees at once."),
+    dtype: Dtype = typer.Option(Dtype.FLOAT16, help="How features are kept; float16 takes half the room."),
+    device: str = typer.Option("auto", help="cpu, cuda, cuda:1 ...; auto takes a GPU where there is one."),
+    workers: int = typer.Option(4, min=1, help="Threads that decode pictures."),
+    overwrite: bool = typer.Option(False, "--overwrite", help="Replace features made with other settings."),
+    as_json: bool = typer.Option(False, "--json", help="Print a report as JSON and nothing else."),
+) -> None:
+    """Compute what a pretrained image tower sees in each picture, once, for training to read from disk.
+
+    `quintet features corpora/flickr8k` writes `corpora/flickr8k/features/efficientnet-lite0`: for every picture a grid
+    of 6 x 6 cells, each with a feature vector and its box.
+
+    Stopped or killed, the same command goes on where it was. Damaged pictures are listed and left out.
+    """
+    from quintet.data.corpus import Corpus
+    from quintet.training.extract import extract_features
+
+    console = Console(stderr=True, quiet=as_json)
+    with _progress(console) as bar:
+        task = bar.add_task(backbone, total=None)
+
+        def progress(done: int, total: int) -> None:
+            # What an earlier run did must not count as speed: the clock starts at the first call.
+            started = bar.tasks[task].fields.setdefault("started", done)
+            bar.update(task, completed=done, total=total, started=started)
+
+        report = extract_features(
+            Corpus.open(corpus),
+            backbone,
+            name,
+            weights=weights,
+            grid=_grid(grid),
+            crop=crop.value,
+            batch_size=batch_size,
+            dtype=dtype.value,
+            device=device,
+            workers=workers,
+            overwrite=overwrite,
+            progress=progress,
+        )
+    if as_json:
+        print(json.dumps(_as_json(report), ensure_ascii=False))
+    else:
+        _print(report, console)
+
+
+class _Rate(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        done = task.completed - task.fields.get("started", 0)
+        rate = done / task.elapsed if task.elapsed and done else None
+        return Text(f"{rate:.1f} pictures/s" if rate else "", style="progress.data.speed")
+
+
+def _progress(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=30),
+        MofNCompleteColumn(),
+        _Rate(),
+        TextColumn("left"),
+        TimeRemainingColumn(elapsed_when_finished=True),
+        console=console,
+        disable=not console.is_terminal,
+    )
+
+
+def _grid(text: str) -> tuple[int, int]:
+    """
+    >>> _grid("6"), _grid("4x8")
+    ((6, 6), (4, 8))
+    """
+    sides = text.lower().split("x")
+    if len(sides) > 2 or not all(side.strip().isdecimal() and 1 <= int(side) <= 64 for side in sides):
+        raise QuintetError(f"--grid {text!r}: write 6 for 6 x 6 cells, or 4x8 for 4 rows of 8; at most 64 a side")
+    rows, columns = int(sides[0]), int(sides[-1])
+    return rows, columns
+
+
+def _as_json(report: ExtractReport) -> dict[str, object]:
+    return {
+        "folder": str(report.folder),
+        "pictures": report.pictures,
+        "written": report.written,
+        "resumed": report.resumed,
+        "seconds": round(report.seconds, 3),
+        "per_second": round(report.per_second, 2),
+        "skipped": [{"id": entry.id, "reason": entry.reason} for entry in report.skipped],
+    }
+
+
+def _print(report: ExtractReport, console: Console) -> None:
+    done = report.pictures - report.resumed
+    for entry in report.skipped[:SHOWN]:
+        console.print(f"skipped {entry.id}: {entry.reason}", markup=False, highlight=False, soft_wrap=True)
+    if len(report.skipped) > SHOWN:
+        console.print(
+            f"... and {len(report.skipped) - SHOWN} more, see {report.folder / 'skipped.json'}", highlight=False
+        )
+    if not done:
+        console.print(
+            f"{report.folder} was complete already; --overwrite makes it anew", highlight=False, soft_wrap=True
+        )
+        return
+    resumed = f", {report.resumed} were done before" if report.resumed else ""
+    console.print(
+        f"{report.folder}: features of {report.written} pictures, {len(report.skipped)} skipped{resumed}; "
+        f"{report.per_second:.1f} pictures/s",
+        highlight=False,
+        soft_wrap=True,
+    )

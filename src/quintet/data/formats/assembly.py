@@ -1,0 +1,239 @@
+"""What the readers share: lines with their numbers, notes on what was skipped, and putting a corpus together."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from quintet.data.corpus import Corpus, Image, Text
+from quintet.errors import CorpusError
+
+
+@dataclass
+class Entry:
+    """One picture as a source describes it."""
+
+    id: str
+    captions: list[str]  # also the empty ones: their places number the texts
+    split: str | None  # None: chosen by hash
+    path: Path | None = None
+    group: str | None = None  # None: the picture is a group of its own
+    extra: dict[str, Any] = field(default_factory=dict)
+    numbers: list[int] | None = None  # of the captions, where the source numbers them; None: 0, 1, 2, ...
+
+
+class Notes:
+    """Counts what was left out, with the first example of each kind. Where `strict`, leaving out is an error."""
+
+    def __init__(self, strict: bool = False) -> None:
+        self.strict = strict
+        self._found: dict[str, list[str]] = {}
+        self._said: list[str] = []
+
+    def skip(self, what: str, example: str) -> None:
+        """Something is missing or broken in the source and is left out."""
+        if self.strict:
+            raise CorpusError(f"{what}: {example}; mend the source, or import without `strict` to leave it out")
+        self.leave_out(what, example)
+
+    def leave_out(self, what: str, example: str) -> None:
+        """Something is left out on purpose, also where `strict`."""
+        self._found.setdefault(what, []).append(example)
+
+    def say(self, sentence: str) -> None:
+        self._said.append(sentence)
+
+    def lines(self) -> list[str]:
+        """
+        >>> notes = Notes()
+        >>> notes.skip("empty captions", "7#1")
+        >>> notes.skip("empty captions", "9#0")
+        >>> notes.lines()
+        ['skipped 2 empty captions, first 7#1']
+        """
+        return [*self._said, *(f"skipped {len(ids)} {what}, first {ids[0]}" for what, ids in self._found.items())]
+
+
+def read_lines(path: Path) -> list[str]:
+    """The lines of a UTF-8 file, stripped. Only a newline ends a line: captions may hold any other separator."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise CorpusError(f"{path} does not exist") from None
+    rows = data.removeprefix(b"\xef\xbb\xbf").split(b"\n")
+    if not rows[-1]:
+        rows.pop()  # what follows the last newline
+    return [_decode(row, path, number).strip() for number, row in enumerate(rows, 1)]
+
+
+def read_text(path: Path) -> str:
+    """A whole UTF-8 file; an undecodable byte is reported with its line."""
+    rows = path.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
+    return "\n".join(_decode(row, path, number) for number, row in enumerate(rows, 1))
+
+
+def _decode(row: bytes, path: Path, number: int) -> str:
+    try:
+        return row.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise CorpusError(
+            f"{path}, line {number}: not UTF-8 ({error.reason} at byte {error.start}); save the file as UTF-8, "
+            "for instance with `iconv -f LATIN1 -t UTF-8`"
+        ) from None
+
+
+SPLIT_NAMES = {"training": "train", "val": "dev", "valid": "dev", "validation": "dev", "testing": "test"}
+
+
+def split_name(name: str) -> str:
+    """The name Quintet uses for a split: train, dev, test; other names stay.
+
+    >>> [split_name(name) for name in ("Train", "validation", "extra")]
+    ['train', 'dev', 'extra']
+    """
+    return SPLIT_NAMES.get(name.strip().lower(), name.strip().lower())
+
+
+def find(folder: Path, names: Sequence[str], what: str, option: str) -> Path:
+    """The first of some usual names (patterns) that exists in a folder."""
+    for name in names:
+        found = sorted(folder.glob(name))
+        if found:
+            return found[0]
+    raise CorpusError(f"no {what} in {folder} (looked for {', '.join(names)}); name it with the option {option}=PATH")
+
+
+def given_or_found(given: Path | None, folder: Path, names: Sequence[str], what: str, option: str) -> Path:
+    """The path the user gave (relative to the working directory, else to the source), or a usual name."""
+    if given is None:
+        return find(folder, names, what, option)
+    for candidate in (given, folder / given):
+        if candidate.exists():
+            return candidate
+    raise CorpusError(f"{what} {given} does not exist (option {option})")
+
+
+def picture_name(id_: str, suffix: str, taken: set[str]) -> str:
+    """A file name for a picture, made of its id, that stays inside its folder and differs from those taken.
+
+    >>> taken = set()
+    >>> [picture_name(id_, ".jpg", taken) for id_ in ("a/1", "../1.jpg", "A/1", "/etc/x")]
+    ['a/1.jpg', '1.jpg', 'A/1-2.jpg', 'etc/x.jpg']
+    """
+    parts = [part for part in id_.replace("\\", "/").split("/") if part.strip(". \0")]
+    stem = "/".join(part.replace("\0", "").replace(":", "_") for part in parts) or "picture"
+    stem = stem[: -len(suffix)] if suffix and stem.lower().endswith(suffix.lower()) else stem
+    name, number = f"{stem}{suffix}", 1
+    while name.lower() in taken:  # lower-case: some file systems do not tell A from a
+        number += 1
+        name = f"{stem}-{number}{suffix}"
+    taken.add(name.lower())
+    return name
+
+
+def parse_fractions(fractions: str) -> dict[str, float]:
+    """
+    >>> parse_fractions("0.8,0.1,0.1")
+    {'train': 0.8, 'dev': 0.1, 'test': 0.1}
+    """
+    try:
+        values = [float(part) for part in fractions.split(",")]
+    except ValueError:
+        values = []
+    if len(values) != 3 or min(values) < 0 or abs(sum(values) - 1) > 1e-6:
+        raise CorpusError(f"fractions={fractions}: expected three shares of train, dev, test that sum to 1")
+    return dict(zip(("train", "dev", "test"), values, strict=True))
+
+
+def split_by_hash(group: str, fractions: dict[str, float], seed: int = 0) -> str:
+    """A split that depends on the group's name only: a group stays where it is when others are added.
+
+    >>> [split_by_hash(str(n), {"train": 0.5, "test": 0.5}) for n in range(4)]
+    ['test', 'test', 'test', 'train']
+    """
+    digest = hashlib.sha256(f"{seed}:{group}".encode()).digest()
+    place, limit = int.from_bytes(digest[:8], "big") / 2**64, 0.0
+    for name, share in fractions.items():
+        limit += share
+        if place < limit:
+            return name
+    return max(fractions, key=lambda name: fractions[name])  # rounding let the shares end just below 1
+
+
+def assemble(
+    name: str,
+    entries: Iterable[Entry],
+    notes: Notes,
+    *,
+    fractions: dict[str, float] | None = None,
+    seed: int = 0,
+    splits: Sequence[str] = (),
+) -> Corpus:
+    """A corpus of entries: empty captions, missing pictures and groups without a text are left out with a note.
+
+    `splits` fixes the order of the splits; others follow as they appear.
+    """
+    kept = list(_with_pictures(entries, notes))
+    images, texts = [], []
+    for entry in kept:
+        group = entry.group if entry.group is not None else entry.id
+        images.append(Image(entry.id, group, None if entry.path is None else str(entry.path), entry.extra))
+        for number, caption in zip(entry.numbers or range(len(entry.captions)), entry.captions, strict=True):
+            id_ = f"{entry.id}#{number}"
+            if not isinstance(caption, str):
+                raise CorpusError(f"{name}: caption {id_!r} is {type(caption).__name__}, not text")
+            if not caption.strip():
+                notes.skip("empty captions", id_)
+                continue
+            texts.append(Text(id_, group, caption.strip(), None if entry.group is None else entry.id))
+    described = {text.group for text in texts}
+    for image in images:
+        if image.group not in described:
+            notes.skip("pictures without a caption", image.id)
+    images = [image for image in images if image.group in described]
+    if not images:
+        raise CorpusError(f"{name}: nothing to import. {'; '.join(notes.lines()) or 'The source has no pictures'}")
+    chosen = _splits(kept, described, fractions, seed, splits, notes)
+    return Corpus(name, images, texts, chosen, notes=notes.lines())
+
+
+def _with_pictures(entries: Iterable[Entry], notes: Notes) -> Iterator[Entry]:
+    for entry in entries:
+        if entry.path is not None and not entry.path.is_file():
+            notes.skip("pictures that do not exist", str(entry.path))
+        else:
+            yield entry
+
+
+def _splits(
+    entries: Iterable[Entry],
+    described: set[str],
+    fractions: dict[str, float] | None,
+    seed: int,
+    order: Sequence[str],
+    notes: Notes,
+) -> dict[str, list[str]]:
+    split_of: dict[str, str] = {}
+    for entry in entries:
+        group = entry.group if entry.group is not None else entry.id
+        if group not in described:
+            continue
+        split = entry.split
+        if split is None:
+            assert fractions is not None, "entries without a split need fractions"
+            split = split_by_hash(group, fractions, seed)
+        if split_of.setdefault(group, split) != split:
+            raise CorpusError(
+                f"group {group!r} is in both split {split_of[group]!r} and split {split!r} (picture {entry.id!r}); "
+                "all pictures of a group belong to one split"
+            )
+    result: dict[str, list[str]] = {name: [] for name in order}
+    for group, split in split_of.items():
+        result.setdefault(split, []).append(group)
+    for name in [name for name, groups in result.items() if not groups]:
+        notes.say(f"split {name!r} came out empty and was left out")
+        del result[name]
+    return result

@@ -1,0 +1,84 @@
+"""Karpathy's JSON files: {"images": [{"filename", "split", "sentences": [{"raw": ...}, ...], "imgid"}, ...]}.
+
+COCO's rows also have "filepath" (train2014 or val2014) and "cocoid".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from quintet.data.corpus import Corpus
+from quintet.data.formats.assembly import Entry, Notes, assemble, given_or_found, split_name
+from quintet.errors import CorpusError, suggest
+from quintet.files import read_json
+
+PICTURES = (
+    "images",
+    "Images",
+    "pictures",
+    "flickr30k-images",
+    "flickr30k_images",
+    "Flicker8k_Dataset",
+    "Flickr8k_Dataset",
+)
+RESTVAL = ("train", "drop", "keep")
+OPTIONS = {
+    "pictures": "the folder of pictures; COCO's holds train2014 and val2014",
+    "restval": "COCO's 30,504 `restval` pictures: train (joined to the training split, as published results do), "
+    "drop, or keep (a split of their own)",
+    "max_captions": "keep the first N captions of a picture (COCO has 5 to 7, published results use 5)",
+    "strict": "true: a missing picture or an empty caption is an error instead of a note",
+}
+
+
+def read(
+    source: Path,
+    *,
+    pictures: Path | None = None,
+    restval: str = "train",
+    max_captions: int | None = None,
+    strict: bool = False,
+) -> Corpus:
+    if restval not in RESTVAL:
+        raise CorpusError(f"restval={restval}: {suggest(restval, RESTVAL)}")
+    folder = source if source.is_dir() else source.parent
+    path = given_or_found(
+        None if source.is_dir() else source, folder, ("dataset_*.json", "*.json"), "JSON file", "SOURCE"
+    )
+    rows = read_json(path)
+    if not isinstance(rows, dict) or not isinstance(rows.get("images"), list):
+        raise CorpusError(f"{path}: expected an object with a list `images`; is it one of Karpathy's dataset_*.json?")
+    # COCO's folders carry their own names (train2014, val2014), which the file names.
+    coco = any("filepath" in row for row in rows["images"])
+    usual = (*PICTURES, ".") if coco else PICTURES
+    root = given_or_found(pictures, folder, usual, "folder of pictures", "pictures")
+    notes = Notes(strict)
+    entries = _entries(rows["images"], path, root, restval, max_captions, notes)
+    name = str(rows.get("dataset") or path.stem.removeprefix("dataset_"))
+    return assemble(name, entries, notes, splits=("train", "dev", "test"))
+
+
+def _entries(
+    rows: list[dict[str, Any]], path: Path, root: Path, restval: str, max_captions: int | None, notes: Notes
+) -> Iterator[Entry]:
+    target_of = {"train": "train", "keep": "restval"}
+    joined = 0
+    for number, row in enumerate(rows):
+        try:
+            file, split, sentences = row["filename"], row["split"], [sentence["raw"] for sentence in row["sentences"]]
+        except (KeyError, TypeError) as error:
+            raise CorpusError(
+                f"{path}: images[{number}] lacks {error}; every picture needs filename, split, sentences"
+            ) from None
+        joined += split == "restval" and restval == "train"
+        target = target_of.get(restval) if split == "restval" else split_name(split)
+        if target is None:
+            notes.leave_out("pictures of split 'restval'", file)
+            continue
+        extra: dict[str, Any] = {key: row[key] for key in ("imgid", "cocoid") if key in row}
+        id_ = str(row["cocoid"]) if "cocoid" in row else file
+        yield Entry(id_, sentences[:max_captions], target, root / row.get("filepath", "") / file, extra=extra)
+    if joined:
+        notes.say(f"{joined} pictures of split 'restval' were joined to 'train'")

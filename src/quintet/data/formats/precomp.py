@@ -1,0 +1,202 @@
+"""SCAN's `*_precomp` folders: captions and region features, row by row. The arrays are used where they lie.
+
+    S_caps.txt         one caption a line, those of an image on consecutive lines
+    S_ims.npy          (rows, regions, dim): a row for each image, or for each caption (then repeated)
+    S_ids.txt          optional: an image id for each row
+    S_boxes.npy        optional: (rows, regions, 4) left, top, right, bottom in pixels, with
+    S_img_sizes.npy    optional: (rows, 2) width, height
+
+for each split S: train, dev, test, testall.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from quintet.data.corpus import Corpus, Image
+from quintet.data.features import Part, write_manifest
+from quintet.data.formats.assembly import Entry, Notes, assemble, read_lines
+from quintet.data.formats.precomp_boxes import usable_boxes
+from quintet.errors import CorpusError
+
+OPTIONS = {
+    "captions_per_image": "how often a row is repeated where there is one row per caption (5 in SCAN's files)",
+    "dev_images": "keep only the first N images of dev; published results with these files use 1000",
+    "ids": "file: ids from S_ids.txt where present; positions: name images by split and position",
+    "size_order": "what the two columns of S_img_sizes.npy are: wh or hw",
+    "features": "the name of the features in the corpus",
+    "strict": "true: an empty caption is an error instead of a note",
+}
+
+
+@dataclass(frozen=True)
+class _Files:
+    split: str
+    captions: list[str]
+    ids: list[str]  # of the images
+    rows: np.ndarray  # (images,) row of each image in the array
+    part: Part
+    shape: tuple[int, ...]
+
+    @property
+    def per_image(self) -> int:
+        return len(self.captions) // len(self.ids)
+
+    def captions_of(self, image: int) -> list[str]:
+        return self.captions[image * self.per_image : (image + 1) * self.per_image]
+
+
+def read(
+    source: Path,
+    *,
+    out: Path,
+    captions_per_image: int = 5,
+    dev_images: int | None = None,
+    ids: str = "file",
+    size_order: str = "wh",
+    features: str = "regions",
+    strict: bool = False,
+) -> Corpus:
+    if ids not in ("file", "positions") or size_order not in ("wh", "hw"):
+        raise CorpusError(f"ids={ids}, size_order={size_order}: ids is file or positions, size_order wh or hw")
+    notes = Notes(strict)
+    folder = out / "features" / features
+    names = _split_names(source, notes)
+    found = [_open(source, name, ids, captions_per_image, size_order, folder, notes) for name in names]
+    found = _join_test_sets(found, notes)
+    corpus, places = _corpus(source, found, dev_images, notes)
+    _write_features(folder, corpus.images, places, found, source)
+    return corpus
+
+
+def _split_names(source: Path, notes: Notes) -> list[str]:
+    captions = {path.name.removesuffix("_caps.txt") for path in source.glob("*_caps.txt")}
+    arrays = {path.name.removesuffix("_ims.npy") for path in source.glob("*_ims.npy")}
+    if not captions & arrays:
+        raise CorpusError(f"{source} holds no pair of S_caps.txt and S_ims.npy (S: train, dev, test, testall)")
+    for name in sorted(captions ^ arrays):
+        lacking = f"{name}_ims.npy" if name in captions else f"{name}_caps.txt"
+        notes.skip("splits with a part missing", f"{name} (no {lacking})")
+    usual = ("train", "dev", "test", "testall")
+    return sorted(captions & arrays, key=lambda name: (usual.index(name) if name in usual else len(usual), name))
+
+
+def _open(source: Path, split: str, ids: str, per_image: int, size_order: str, folder: Path, notes: Notes) -> _Files:
+    path = source / f"{split}_ims.npy"
+    array = open_array(path)
+    if array.ndim != 3:
+        raise CorpusError(f"{path}: expected (rows, regions, dim), found {array.shape}")
+    captions = read_lines(source / f"{split}_caps.txt")
+    names = (
+        read_lines(source / f"{split}_ids.txt") if (source / f"{split}_ids.txt").exists() and ids == "file" else None
+    )
+    repeat = _repetition(array, len(captions), names, per_image, f"{source / split}", notes)
+    images = len(array) // repeat
+    if names is None:
+        names = [f"{split}-{row}" for row in range(images)]
+    elif len(names) == len(array):
+        names = names[::repeat]
+    elif len(names) != images:
+        raise CorpusError(f"{source}/{split}_ids.txt has {len(names)} ids for {images} images in {len(array)} rows")
+    boxes = usable_boxes(source, split, array.shape, size_order, folder, notes)
+    part = Part(str(path.absolute()), boxes)
+    return _Files(split, captions, names, np.arange(images) * repeat, part, array.shape)
+
+
+def open_array(path: Path) -> np.ndarray:
+    """Mapped, never loaded."""
+    try:
+        array: np.ndarray = np.load(path, mmap_mode="r")
+    except (ValueError, OSError) as error:
+        raise CorpusError(f"{path} is not a complete .npy array: {error}") from None
+    return array
+
+
+def _repetition(
+    array: np.ndarray, captions: int, ids: list[str] | None, per_image: int, where: str, notes: Notes
+) -> int:
+    """How many consecutive rows show the same image: 1, or as many as it has captions."""
+    rows = len(array)
+    if not rows or not captions or captions % rows:
+        raise CorpusError(
+            f"{where}_caps.txt has {captions:,} captions for {rows:,} rows of {where}_ims.npy: neither one row a "
+            "caption nor a whole number of captions a row; do the two files belong together, and is one cut short?"
+        )
+    if captions > rows:
+        return 1
+    if rows % per_image == 0:
+        if ids is not None and len(ids) == rows:
+            blocks = np.array(ids).reshape(-1, per_image)
+            same = [bool((block == block[0]).all()) for block in blocks]
+        else:
+            # Some blocks spread over the file: rows of different images are never equal.
+            sample = np.unique(np.linspace(0, rows // per_image - 1, 16).astype(int)) * per_image
+            same = [all(np.array_equal(array[at], array[at + step]) for step in range(1, per_image)) for at in sample]
+        if all(same):
+            return per_image
+        if any(same):
+            raise CorpusError(
+                f"{where}_ims.npy has a row per caption, but only some runs of {per_image} rows show one image; "
+                "give the option captions_per_image=N"
+            )
+    if per_image > 1:
+        notes.say(f"{where}_ims.npy: as many rows as captions and no repetition, so every image has one caption")
+    return 1
+
+
+def _join_test_sets(found: list[_Files], notes: Notes) -> list[_Files]:
+    """COCO's `test` is the beginning of `testall`: without ids the captions tell, and the images are the same."""
+    by_name = {files.split: files for files in found}
+    test, whole = by_name.get("test"), by_name.get("testall")
+    if test is None or whole is None or test.ids[0] != "test-0":
+        return found
+    if test.per_image != whole.per_image or test.captions != whole.captions[: len(test.captions)]:
+        return found
+    notes.say("'test' is the beginning of 'testall': they share their images")
+    return [replace(files, ids=whole.ids[: len(test.ids)]) if files is test else files for files in found]
+
+
+def _corpus(
+    source: Path, found: list[_Files], dev_images: int | None, notes: Notes
+) -> tuple[Corpus, dict[str, tuple[int, int]]]:
+    entries: dict[str, Entry] = {}
+    splits: dict[str, list[str]] = {}
+    places: dict[str, tuple[int, int]] = {}
+    for part, files in enumerate(found):
+        kept = len(files.ids)
+        if files.split == "dev" and dev_images is not None and dev_images < kept:
+            notes.say(f"dev was cut to its first {dev_images} of {kept} images")
+            kept = dev_images
+        splits[files.split] = files.ids[:kept]
+        if len(set(splits[files.split])) < kept:
+            raise CorpusError(f"{source}/{files.split}_ids.txt names an image twice; use the option ids=positions")
+        for image, id_ in enumerate(splits[files.split]):
+            captions = files.captions_of(image)
+            if id_ not in entries:
+                entries[id_] = Entry(id_, captions, files.split)
+                places[id_] = (part, int(files.rows[image]))
+            elif entries[id_].captions != captions:
+                raise CorpusError(
+                    f"{source}: image id {id_!r} is in {entries[id_].split!r} and in {files.split!r} with other "
+                    "captions; use the option ids=positions"
+                )
+    corpus = assemble(source.resolve().name, entries.values(), notes)
+    present = {image.id for image in corpus.images}
+    shared = {split: [id_ for id_ in listed if id_ in present] for split, listed in splits.items()}
+    return Corpus(corpus.name, corpus.images, corpus.texts, shared, notes=corpus.notes), places
+
+
+def _write_features(
+    folder: Path, images: list[Image], places: dict[str, tuple[int, int]], found: list[_Files], source: Path
+) -> None:
+    dims = {files.shape[2] for files in found}
+    if len(dims) > 1:
+        raise CorpusError(f"{source}: the splits' features have different widths {sorted(dims)}")
+    ids = [image.id for image in images]
+    rows = np.array([places[id_] for id_ in ids])
+    fragments = max(files.shape[1] for files in found)
+    tower = {"name": "precomputed", "source": str(source.absolute())}
+    write_manifest(folder, ids, rows, [files.part for files in found], fragments=fragments, dim=dims.pop(), tower=tower)

@@ -1,0 +1,140 @@
+"""`scenes`: the embedded corpus, generated here, the same on every machine for the same seed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from PIL import Image as Picture
+
+from quintet.data.corpus import Corpus, Image, Text
+from quintet.data.scenes.chance import generator
+from quintet.data.scenes.render import Drawing, draw
+from quintet.data.scenes.scene import Scene, family
+from quintet.data.scenes.sentences import sentences
+from quintet.errors import CorpusError
+
+SMALLEST = 32  # pixels; below this a small thing has no shape
+# Held-out scenes are drawn first and are never drawn again, so they do not depend on how many are trained on.
+SPLITS = ("test", "dev", "train")
+FAMILIES, SCENES = 0, 1  # what a random generator is for
+
+
+def make_scenes(
+    out: Path | str,
+    *,
+    train: int = 2000,
+    dev: int = 200,
+    test: int = 200,
+    seed: int = 0,
+    size: int = 96,
+    overwrite: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> Corpus:
+    """Draw and describe scenes, and save them as a corpus at `out`, which appears when all of it is written.
+
+    The same seed gives the same sentences and pixels. No scene (background, layout and groups) occurs twice, so
+    held-out scenes are new ones. With `overwrite` a corpus that stands at `out` gives way once the new one is complete.
+    `progress`, if given, is called with (scenes done, scenes in all).
+    """
+    sizes = {"test": test, "dev": dev, "train": train}
+    _check(sizes, seed, size)
+    place = Path(out).resolve()
+    _check_place(place, overwrite)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    beside = Path(tempfile.mkdtemp(prefix=f".{place.name}.", suffix=".partial", dir=place.parent))
+    try:
+        _write(beside / "new", sizes, seed, size, progress)
+        os.sync()  # thousands of small pictures: one sync for all of them, before the name that vouches for them
+        _move(beside / "new", place, beside / "old")
+    except OSError as error:
+        raise CorpusError(f"could not write scenes to {out}: {error.strerror or error}; nothing was kept") from error
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+    return Corpus.open(out)
+
+
+def _check(sizes: dict[str, int], seed: int, size: int) -> None:
+    for name, count in sizes.items():
+        if count < 0:
+            raise CorpusError(f"scenes: {name}={count}; a split has zero or more scenes")
+    if not sum(sizes.values()):
+        raise CorpusError("scenes: all splits are empty; ask for at least one scene")
+    if seed < 0:
+        raise CorpusError(f"scenes: seed={seed}; a seed is zero or more")
+    if size < SMALLEST:
+        raise CorpusError(f"scenes: size={size}; pictures need at least {SMALLEST} pixels a side")
+
+
+def _check_place(out: Path, overwrite: bool) -> None:
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        if not (out / "corpus.json").is_file():
+            raise CorpusError(f"{out} exists and is not an empty folder; choose another")
+        if not overwrite:
+            raise CorpusError(f"{out} already holds a corpus; choose another folder, or allow overwriting it")
+
+
+def _move(new: Path, place: Path, old: Path) -> None:
+    """Put a folder in its place; what stands there is renamed, and comes back if that fails."""
+    if place.exists():
+        place.replace(old)
+    try:
+        new.replace(place)
+    except OSError:
+        if old.exists():
+            old.replace(place)
+        raise
+
+
+def _write(
+    folder: Path, sizes: dict[str, int], seed: int, size: int, progress: Callable[[int, int], None] | None
+) -> None:
+    (folder / "pictures").mkdir(parents=True)
+    images: list[Image] = []
+    texts: list[Text] = []
+    seen: set[Scene] = set()
+    for key, split in enumerate(SPLITS):
+        for index, (scene, kin) in enumerate(scenes(seed, key, sizes[split], seen)):
+            rng = generator(seed, SCENES, key, index)
+            id_ = f"{split}-{index:05d}"
+            drawing = draw(scene, rng, size)
+            path = f"pictures/{id_}.png"
+            Picture.fromarray(drawing.pixels).save(folder / path, format="PNG")
+            images.append(Image(id_, id_, path, _extra(scene, drawing, f"{split}-{kin}")))
+            texts += [Text(f"{id_}#{n}", id_, text, id_) for n, text in enumerate(sentences(scene, rng))]
+            if progress is not None:
+                progress(len(images), sum(sizes.values()))
+    ids = [image.id for image in images]
+    splits = {split: [id_ for id_ in ids if id_.startswith(f"{split}-")] for split in reversed(SPLITS) if sizes[split]}
+    note = f"generated: seed {seed}, {size} x {size} pixels"
+    Corpus("scenes", images, texts, splits, root=folder, notes=[note]).save(folder)
+
+
+def scenes(seed: int, split: int, count: int, seen: set[Scene]) -> Iterator[tuple[Scene, int]]:
+    """`count` scenes with the number of their family, none of them in `seen`, to which they are added."""
+    done = number = 0
+    while done < count:
+        for scene in family(generator(seed, FAMILIES, split, number)):
+            if scene not in seen and done < count:
+                seen.add(scene)
+                done += 1
+                yield scene, number
+        number += 1
+
+
+def _extra(scene: Scene, drawing: Drawing, kin: str) -> dict[str, Any]:
+    objects = [
+        {
+            "label": scene.groups[thing.group].shape,
+            "box": [round(edge, 4) for edge in box],
+            "colour": scene.groups[thing.group].colour,
+            "size": scene.groups[thing.group].size,
+            "texture": scene.groups[thing.group].texture,
+        }
+        for thing, box in zip(drawing.things, drawing.boxes, strict=True)
+    ]
+    return {"objects": objects, "background": scene.background, "family": kin}

@@ -1,0 +1,146 @@
+"""Tar shards: files that share a key are one picture with its captions. Pictures are unpacked into the corpus.
+
+shard-000.tar:  0001.jpg  0001.txt (one caption a line)  or  0001.json ({"caption": ...})
+"""
+
+from __future__ import annotations
+
+import json
+import lzma
+import tarfile
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+
+from quintet.data.corpus import Corpus
+from quintet.data.formats.assembly import Entry, Notes, assemble, parse_fractions, picture_name, split_name
+from quintet.data.pictures import PICTURE_SUFFIXES
+from quintet.errors import CorpusError
+
+MAX_BYTES = 256 * 2**20  # of one file in a shard
+PATTERNS = ("*.tar", "*.tar.gz", "*.tgz")
+CAPTION_KEYS = ("caption", "captions", "text", "texts", "sentence", "sentences")
+OPTIONS = {
+    "caption": "the field of key.json with the caption or the list of captions",
+    "fractions": "shares of train, dev and test for shards whose names do not begin with train, val, dev or test",
+    "seed": "another number gives another split by hash",
+    "strict": "true: a picture or a caption that is missing is an error instead of a note",
+}
+
+
+@dataclass
+class _Sample:
+    captions: list[str] = field(default_factory=list)
+    picture: Path | None = None
+
+
+def read(
+    source: Path,
+    *,
+    out: Path,
+    caption: str | None = None,
+    fractions: str = "0.8,0.1,0.1",
+    seed: int = 0,
+    strict: bool = False,
+) -> Corpus:
+    notes = Notes(strict)
+    shares = parse_fractions(fractions)
+    shards = [source] if source.is_file() else sorted({path for name in PATTERNS for path in source.rglob(name)})
+    if not shards:
+        raise CorpusError(f"{source} holds no tar shards ({', '.join(PATTERNS)})")
+    entries: list[Entry] = []
+    seen: dict[str, Path] = {}
+    taken: set[str] = set()
+    for shard in shards:
+        split = _split_of(shard, source)
+        for key, sample in _samples(shard, out / "pictures", caption, taken, notes).items():
+            if key in seen:
+                raise CorpusError(f"key {key!r} is in {seen[key]} and in {shard}; keys must be unique")
+            seen[key] = shard
+            if sample.picture is None:
+                notes.skip("samples without a picture", f"{shard.name}:{key}")
+                continue
+            entries.append(Entry(key, sample.captions, split, sample.picture))
+    return assemble(
+        source.resolve().name.split(".")[0],
+        entries,
+        notes,
+        fractions=shares,
+        seed=seed,
+        splits=("train", "dev", "test"),
+    )
+
+
+def _split_of(shard: Path, source: Path) -> str | None:
+    """The split that a shard's name begins with, or that of its folder inside the source."""
+    for name in (shard.name, "" if shard.parent == source or shard == source else shard.parent.name):
+        word = "".join(letter if letter.isalpha() else " " for letter in name.lower()).split()
+        if word and split_name(word[0]) in ("train", "dev", "test"):
+            return split_name(word[0])
+    return None
+
+
+def _samples(shard: Path, pictures: Path, caption: str | None, taken: set[str], notes: Notes) -> dict[str, _Sample]:
+    samples: dict[str, _Sample] = {}
+    for name, data in _files(shard, notes):
+        path = PurePosixPath(name)
+        stem, _, suffix = path.name.partition(".")  # a key ends at the first dot
+        key, suffix = (path.parent / stem).as_posix(), f".{suffix.lower()}"
+        sample = samples.setdefault(key, _Sample())
+        where = f"{shard}:{name}"
+        if suffix in PICTURE_SUFFIXES:
+            if sample.picture is not None:
+                raise CorpusError(f"{where}: the key {key!r} has a picture already; keys must be unique")
+            sample.picture = pictures / picture_name(key, suffix, taken)
+            sample.picture.parent.mkdir(parents=True, exist_ok=True)
+            sample.picture.write_bytes(data)
+        elif suffix == ".txt":
+            sample.captions += [line for line in _decode(data, where).split("\n") if line.strip()]
+        elif suffix == ".json":
+            sample.captions += _json_captions(_decode(data, where), caption, where)
+    return samples
+
+
+def _files(shard: Path, notes: Notes) -> Iterator[tuple[str, bytes]]:
+    """Plain files with harmless names; nothing is ever unpacked by tarfile itself."""
+    try:
+        with tarfile.open(shard, "r|*") as tar:
+            for member in tar:
+                path = PurePosixPath(member.name)
+                if member.isdir() or path.name.startswith("."):
+                    continue
+                if not member.isfile():
+                    notes.leave_out("links and special files in shards", f"{shard.name}:{member.name}")
+                elif path.is_absolute() or ".." in path.parts:
+                    notes.leave_out("files whose names point out of the shard", f"{shard.name}:{member.name}")
+                elif member.size > MAX_BYTES:
+                    notes.leave_out(f"files of more than {MAX_BYTES >> 20} MiB", f"{shard.name}:{member.name}")
+                else:
+                    file = tar.extractfile(member)
+                    assert file is not None  # it is a plain file
+                    yield member.name, file.read()
+    except (tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError) as error:
+        raise CorpusError(f"{shard} is damaged or cut short: {error}; fetch it again") from None
+
+
+def _decode(data: bytes, where: str) -> str:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise CorpusError(f"{where}, line {line}: not UTF-8 ({error.reason})") from None
+
+
+def _json_captions(text: str, given: str | None, where: str) -> list[str]:
+    try:
+        row = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise CorpusError(f"{where} is not valid JSON: {error}") from None
+    found = [row[key] for key in ((given,) if given else CAPTION_KEYS) if isinstance(row, dict) and key in row]
+    if not found:
+        return []
+    captions = found[0] if isinstance(found[0], list) else [found[0]]
+    if not all(isinstance(caption, str) for caption in captions):
+        raise CorpusError(f"{where}: the caption is not text: {found[0]!r:.60}")
+    return captions

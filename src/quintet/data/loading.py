@@ -1,0 +1,148 @@
+"""From rows of a split to batches: where pictures and sentences come from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from quintet.data.batches import ImageBatch, PairBatch, TextBatch
+from quintet.data.corpus import Corpus, Image, Split, Text
+from quintet.data.features import FeatureStore
+from quintet.data.pictures import open_picture
+from quintet.data.tokenizers import Tokenizer
+
+CACHE_BYTES = 2**30  # decoded pictures kept in memory, as far as they fit
+
+
+class ImageSource(Protocol):
+    def batch(self, images: Sequence[Image], seeds: Sequence[Sequence[int]] | None = None) -> ImageBatch:
+        """Pictures as a matcher wants them; `seeds`, one per picture, ask for random augmentation."""
+        ...
+
+
+class FeatureImages:
+    """Features from a store."""
+
+    def __init__(self, store: FeatureStore) -> None:
+        self.store = store
+
+    def batch(self, images: Sequence[Image], seeds: Sequence[Sequence[int]] | None = None) -> ImageBatch:
+        return self.store.batch([image.id for image in images])
+
+
+class PictureImages:
+    """Pixels decoded from the corpus's picture files.
+
+    `preprocess` turns a PIL picture into a (3, height, width) tensor; `augment(picture, rng)` replaces it in training.
+    Without augmentation, decoded pictures are kept in memory up to `CACHE_BYTES`.
+    """
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        preprocess: Callable[[Any], Tensor],
+        augment: Callable[[Any, np.random.Generator], Tensor] | None = None,
+    ) -> None:
+        self.corpus = corpus
+        self.preprocess = preprocess
+        self.augment = augment
+        self._cache: dict[str, Tensor] = {}
+        self._cached_bytes = 0
+
+    def batch(self, images: Sequence[Image], seeds: Sequence[Sequence[int]] | None = None) -> ImageBatch:
+        if seeds is None or self.augment is None:
+            return ImageBatch(pixels=torch.stack([self._plain(image) for image in images]))
+        return ImageBatch(
+            pixels=torch.stack(
+                [
+                    self.augment(open_picture(self.corpus.picture(image)), np.random.default_rng(seed))
+                    for image, seed in zip(images, seeds, strict=True)
+                ]
+            )
+        )
+
+    def _plain(self, image: Image) -> Tensor:
+        if image.id in self._cache:
+            return self._cache[image.id]
+        pixels = self.preprocess(open_picture(self.corpus.picture(image)))
+        if self._cached_bytes + pixels.nbytes <= CACHE_BYTES:
+            self._cache[image.id] = pixels
+            self._cached_bytes += pixels.nbytes
+        return pixels
+
+
+class Sentences:
+    """The sentences of a split, tokenized once."""
+
+    def __init__(self, tokenizer: Tokenizer, texts: Sequence[Text]) -> None:
+        self._pad = tokenizer.pad
+        self._ids = [np.asarray(tokenizer.ids(text.text), dtype=np.int32) for text in texts]
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def batch(self, rows: Sequence[int]) -> TextBatch:
+        return TextBatch.from_ids([self._ids[row].tolist() for row in rows], self._pad)
+
+
+class _PairData(Dataset):
+    """Indexed by whole batches of (image row, text row) pairs: one gather from disk a batch."""
+
+    def __init__(
+        self, split: Split, images: ImageSource, sentences: Sentences, pairs: Sequence[np.ndarray], seed: tuple[int, ...] | None
+    ) -> None:
+        self.split, self.images, self.sentences, self.pairs, self.seed = split, images, sentences, pairs, seed
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def __getitem__(self, number: int) -> PairBatch:
+        image_rows, text_rows = self.pairs[number].T
+        # One stream of random numbers per pair: the same whichever worker or process loads it.
+        seeds = None if self.seed is None else [(*self.seed, int(i), int(t)) for i, t in self.pairs[number]]
+        return PairBatch(
+            images=self.images.batch([self.split.images[row] for row in image_rows], seeds),
+            texts=self.sentences.batch(text_rows),
+            image_groups=torch.from_numpy(self.split.image_groups[image_rows]),
+            text_groups=torch.from_numpy(self.split.text_groups[text_rows]),
+            image_rows=torch.from_numpy(np.ascontiguousarray(image_rows)),
+            text_rows=torch.from_numpy(np.ascontiguousarray(text_rows)),
+        )
+
+
+def load_pairs(
+    split: Split,
+    images: ImageSource,
+    sentences: Sentences,
+    pairs: Sequence[np.ndarray],
+    *,
+    seed: tuple[int, ...] | None = None,
+    workers: int = 0,
+) -> Iterator[PairBatch]:
+    """Batches of pairs in the order of `pairs`, each (n, 2): image row, text row. `seed` turns augmentation on."""
+    data = _PairData(split, images, sentences, pairs, seed)
+    # Its own generator: the loader draws a seed when it starts, which would shift dropout after a resumed epoch.
+    yield from DataLoader(
+        data,
+        batch_size=None,
+        num_workers=workers,
+        prefetch_factor=4 if workers else None,
+        generator=torch.Generator().manual_seed(0),
+    )
+
+
+def image_batches(images: ImageSource, rows: Sequence[Image], batch_size: int) -> Iterator[ImageBatch]:
+    """All of some pictures, in order."""
+    for start in range(0, len(rows), batch_size):
+        yield images.batch(rows[start : start + batch_size])
+
+
+def text_batches(sentences: Sentences, batch_size: int) -> Iterator[TextBatch]:
+    """All sentences, in order."""
+    for start in range(0, len(sentences), batch_size):
+        yield sentences.batch(range(start, min(start + batch_size, len(sentences))))

@@ -1,0 +1,148 @@
+"""`WordVocabulary`: the words of the training sentences as ids."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from quintet.data.words import split_words
+from quintet.errors import QuintetError, RunError
+from quintet.files import read_json
+
+PAD, START, END, UNKNOWN = range(4)
+MARKS = ("<pad>", "<start>", "<end>", "<unk>")
+SCAN_KEYS = ("word2idx", "idx2word", "idx")
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """How much of some sentences a vocabulary knows."""
+
+    tokens: int
+    unknown: int
+    examples: tuple[tuple[str, int], ...]  # the most frequent unknown words, with their counts
+
+    def __str__(self) -> str:
+        share = 100 * self.unknown / max(self.tokens, 1)
+        words = ", ".join(word for word, _ in self.examples)
+        return f"{self.unknown} of {self.tokens} words unknown ({share:.2f} %)" + (f": {words}" if words else "")
+
+
+class WordVocabulary:
+    """Ids of lower-cased words: `<pad>` 0, `<start>` 1, `<end>` 2, `<unk>` 3, then the words.
+
+    A sentence becomes `<start>` words `<end>`, or the bare words with `marks=False`. `longest` cuts it to so many ids,
+    the two marks included; None cuts nothing.
+
+    >>> vocabulary = WordVocabulary.build(["A dog runs.", "A dog!"], min_count=2)
+    >>> vocabulary.words
+    ['<pad>', '<start>', '<end>', '<unk>', 'a', 'dog']
+    >>> vocabulary.ids("The dog"), vocabulary.tokens("The dog")
+    ([1, 3, 5, 2], ['<start>', 'the', 'dog', '<end>'])
+    """
+
+    pad = PAD
+
+    def __init__(self, words: Sequence[str], marks: bool = True, longest: int | None = None) -> None:
+        if longest is not None and longest < 3:
+            raise ValueError(f"longest must leave room for <start>, a word and <end>, got {longest}")
+        self.words = list(words)  # id -> word
+        self.marks = marks
+        self.longest = longest
+        self._id_of = {word: id_ for id_, word in enumerate(self.words)}
+        if tuple(self.words[: len(MARKS)]) != MARKS:
+            raise QuintetError(f"a vocabulary starts with {' '.join(MARKS)}, this one with {self.words[: len(MARKS)]}")
+        if len(self._id_of) != len(self.words):
+            twice = next(word for word, count in Counter(self.words).items() if count > 1)
+            raise QuintetError(f"the vocabulary holds {twice!r} more than once")
+
+    @classmethod
+    def build(
+        cls,
+        sentences: Iterable[str],
+        min_count: int = 4,
+        max_words: int | None = None,
+        marks: bool = True,
+        longest: int | None = None,
+    ) -> WordVocabulary:
+        """From the training sentences, and no others: words seen `min_count` times or more, the most frequent first.
+
+        Words of equal count stand in alphabetical order, so the same sentences in any order give the same ids.
+        `max_words` keeps only the most frequent ones (the four marks are not counted).
+        """
+        if min_count < 1:
+            raise ValueError(f"min_count must be at least 1, got {min_count}")
+        counts = Counter(word for sentence in sentences for word in split_words(sentence))
+        ordered = sorted(counts, key=lambda word: (-counts[word], word))
+        frequent = (word for word in ordered if counts[word] >= min_count and word not in MARKS)
+        return cls([*MARKS, *islice(frequent, max_words)], marks, longest)
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    def __contains__(self, word: str) -> bool:
+        return word in self._id_of
+
+    def ids(self, sentence: str) -> list[int]:
+        """Never empty: a sentence without words is `<start> <end>`, or `<unk>` where there are no marks."""
+        words = [self._id_of.get(word, UNKNOWN) for word in self._kept(sentence)]
+        return [START, *words, END] if self.marks else words or [UNKNOWN]
+
+    def tokens(self, sentence: str) -> list[str]:
+        """One for each id, as written in the sentence: unknown words are shown, not replaced."""
+        words = self._kept(sentence)
+        return [MARKS[START], *words, MARKS[END]] if self.marks else words or [MARKS[UNKNOWN]]
+
+    def _kept(self, sentence: str) -> list[str]:
+        words = split_words(sentence)
+        return words if self.longest is None else words[: self.longest - 2 * self.marks]
+
+    def coverage(self, sentences: Iterable[str], examples: int = 10) -> Coverage:
+        """How many words of some sentences are unknown.
+
+        >>> print(WordVocabulary.build(["a dog"], min_count=1).coverage(["a cat", "a dog"]))
+        1 of 4 words unknown (25.00 %): cat
+        """
+        tokens, unknown = 0, Counter[str]()
+        for sentence in sentences:
+            words = split_words(sentence)
+            tokens += len(words)
+            unknown.update(word for word in words if word not in self._id_of)
+        frequent = sorted(unknown.items(), key=lambda item: (-item[1], item[0]))
+        return Coverage(tokens, unknown.total(), tuple(frequent[:examples]))
+
+    def state(self) -> dict[str, Any]:
+        return {"kind": "words", "marks": self.marks, "longest": self.longest, "words": self.words}
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> WordVocabulary:
+        words = state.get("words")
+        if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+            raise RunError("a saved word vocabulary needs 'words', a list of strings; the file is damaged")
+        return cls(words, bool(state.get("marks", True)), state.get("longest"))
+
+    @classmethod
+    def load_scan_json(cls, path: Path | str, marks: bool = True, longest: int | None = None) -> WordVocabulary:
+        """Read the JSON that SCAN, BFAN and AOQ ship: `word2idx`, `idx2word` (string keys) and `idx`, the size."""
+        saved = read_json(path)
+        if not isinstance(saved, dict) or any(key not in saved for key in SCAN_KEYS):
+            raise QuintetError(f"{path}: not SCAN's vocabulary, which has the keys {', '.join(SCAN_KEYS)}")
+        id_of, word_of, size = (saved[key] for key in SCAN_KEYS)
+        if not isinstance(id_of, dict) or not isinstance(word_of, dict):
+            raise QuintetError(f"{path}: word2idx and idx2word must be objects")
+        if not len(id_of) == len(word_of) == size:
+            raise QuintetError(f"{path}: word2idx has {len(id_of)} words, idx2word {len(word_of)}, idx says {size}")
+        for id_ in range(size):
+            word = word_of.get(str(id_))
+            if not isinstance(word, str):
+                raise QuintetError(f"{path}: idx2word has no word {id_}; ids must run from 0 to {size - 1}")
+            if id_of.get(word) != id_:
+                raise QuintetError(f"{path}: {word!r} is {id_} in idx2word but {id_of.get(word)} in word2idx")
+        try:
+            return cls([word_of[str(id_)] for id_ in range(size)], marks, longest)
+        except QuintetError as error:
+            raise QuintetError(f"{path}: {error}") from None

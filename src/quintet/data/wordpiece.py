@@ -1,0 +1,158 @@
+"""`WordPiece`: BERT's word pieces, through the tokenizers of Hugging Face (the `hf` extra)."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from quintet.data.wordpiece_training import learn_pieces
+from quintet.errors import QuintetError, RunError
+from quintet.files import read_json
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as HuggingFaceTokenizer
+
+MARKS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+NEEDED = MARKS[:4]
+
+
+class WordPiece:
+    """A sentence as `[CLS]` pieces `[SEP]`.
+
+    Made by `load` (BERT's vocabulary), `train` (one of your own) or `from_state`. `longest` cuts sentences to so many
+    pieces, the two marks included (BERT has 512 positions; SAEM takes 32); None cuts nothing.
+    """
+
+    def __init__(self, tokenizer: HuggingFaceTokenizer, longest: int | None = None) -> None:
+        if longest is not None and longest < 3:
+            raise ValueError(f"longest must leave room for [CLS], a piece and [SEP], got {longest}")
+        vocabulary = tokenizer.get_vocab()
+        lacking = [mark for mark in NEEDED if mark not in vocabulary]
+        if lacking:
+            raise QuintetError(f"the WordPiece vocabulary has no {', '.join(lacking)}; is it a BERT vocabulary?")
+        self.pad: int = vocabulary["[PAD]"]
+        self.mask: int | None = vocabulary.get("[MASK]")
+        self.longest = longest
+        self._size = max(vocabulary.values()) + 1
+        self._tokenizer = tokenizer
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        if tokenizer.post_processor is None:
+            marks = {mark: vocabulary[mark] for mark in ("[CLS]", "[SEP]")}
+            tokenizer.post_processor = _hugging_face("processors").TemplateProcessing(
+                single="[CLS] $A [SEP]", special_tokens=list(marks.items())
+            )
+        if longest is not None:
+            tokenizer.enable_truncation(longest)
+
+    @classmethod
+    def load(cls, source: Path | str, longest: int | None = None) -> WordPiece:
+        """From a `vocab.txt` (lower-casing), a `tokenizer.json`, a folder with either, or a name on the hub."""
+        path = Path(source)
+        if path.is_dir():
+            inside = [path / name for name in ("tokenizer.json", "vocab.txt") if (path / name).is_file()]
+            if not inside:
+                raise QuintetError(f"{path} holds neither tokenizer.json nor vocab.txt")
+            path = inside[0]
+        elif not path.is_file():
+            if path.suffix in (".txt", ".json"):
+                raise QuintetError(f"{path} does not exist")
+            path = _from_hub(str(source))
+        tokenizer = _from_json(read_json(path), str(path)) if path.suffix == ".json" else _from_vocabulary(path)
+        return cls(tokenizer, longest)
+
+    @classmethod
+    def train(cls, sentences: Iterable[str], size: int, longest: int | None = None) -> WordPiece:
+        """Learn at most `size` lower-cased pieces (the five marks included) from sentences.
+
+        Letters and marks are always kept, so the result can be larger than a very small `size`.
+        """
+        if size < len(MARKS):
+            raise ValueError(f"size must leave room for the {len(MARKS)} marks, got {size}")
+        normaliser = _hugging_face("normalizers").BertNormalizer(lowercase=True)
+        splitter = _hugging_face("pre_tokenizers").BertPreTokenizer()
+        words = Counter(
+            word for sentence in sentences for word, _ in splitter.pre_tokenize_str(normaliser.normalize_str(sentence))
+        )
+        pieces = [*MARKS, *learn_pieces(words, size - len(MARKS))]
+        return cls(_bert_tokenizer({piece: id_ for id_, piece in enumerate(pieces)}), longest)
+
+    def __len__(self) -> int:
+        return self._size
+
+    def ids(self, sentence: str) -> list[int]:
+        return self._tokenizer.encode(sentence).ids
+
+    def tokens(self, sentence: str) -> list[str]:
+        return self._tokenizer.encode(sentence).tokens
+
+    def state(self) -> dict[str, Any]:
+        """With the whole vocabulary inside, so that a run can be moved to another machine."""
+        return {"kind": "wordpiece", "longest": self.longest, "tokenizer": json.loads(self._tokenizer.to_str())}
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> WordPiece:
+        try:
+            return cls(_from_json(state.get("tokenizer"), "the saved tokenizer"), state.get("longest"))
+        except QuintetError as error:
+            raise RunError(str(error)) from None
+
+
+def _hugging_face(module: str = "") -> Any:
+    try:
+        return import_module(f"tokenizers.{module}" if module else "tokenizers")
+    except ImportError:
+        raise QuintetError(
+            "word pieces need the package 'tokenizers' of Hugging Face; install it with `pip install 'quintet[hf]'`"
+        ) from None
+
+
+def _from_hub(name: str) -> Path:
+    _hugging_face()
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return Path(hf_hub_download(name, "tokenizer.json"))
+    except (OSError, ValueError) as error:  # no connection and not in the cache; no such name; not a possible name
+        reason = str(error).strip().splitlines()[0]
+        raise QuintetError(
+            f"{name!r} is neither a file or folder here nor a tokenizer that the hub gave: {reason}; "
+            "without a connection, give the path of a vocab.txt"
+        ) from None
+
+
+def _from_json(saved: Any, where: str) -> HuggingFaceTokenizer:
+    model = saved.get("model") if isinstance(saved, dict) else None
+    if not isinstance(model, dict) or not isinstance(model.get("vocab"), dict):
+        raise QuintetError(f"{where} does not hold a tokenizer with its vocabulary")
+    # Files from before the type was written down are told by the mark of a continued piece.
+    if model.get("type", "WordPiece") != "WordPiece" or "continuing_subword_prefix" not in model:
+        raise QuintetError(f"{where} holds a {model.get('type')} tokenizer, not WordPiece")
+    return _hugging_face().Tokenizer.from_str(json.dumps(saved))
+
+
+def _from_vocabulary(path: Path) -> HuggingFaceTokenizer:
+    try:
+        pieces = path.read_text(encoding="utf-8").split("\n")
+    except UnicodeDecodeError as error:
+        raise QuintetError(f"{path} is not UTF-8 text: {error}") from None
+    pieces = [piece.rstrip("\r") for piece in (pieces[:-1] if pieces[-1] == "" else pieces)]
+    vocabulary = {piece: id_ for id_, piece in enumerate(pieces)}  # id = line number
+    lacking = [mark for mark in NEEDED if mark not in vocabulary]
+    if lacking:
+        raise QuintetError(f"{path} has no line {', '.join(lacking)}; is it a BERT vocabulary, one piece a line?")
+    return _bert_tokenizer(vocabulary)
+
+
+def _bert_tokenizer(vocabulary: dict[str, int]) -> HuggingFaceTokenizer:
+    """BERT's uncased rules: clean, lower-case, strip accents, split at punctuation, then the longest pieces first."""
+    tokenizer = _hugging_face().Tokenizer(_hugging_face("models").WordPiece(vocabulary, unk_token="[UNK]"))
+    tokenizer.normalizer = _hugging_face("normalizers").BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = _hugging_face("pre_tokenizers").BertPreTokenizer()
+    tokenizer.decoder = _hugging_face("decoders").WordPiece()
+    tokenizer.add_special_tokens([mark for mark in MARKS if mark in vocabulary])
+    return tokenizer

@@ -1,0 +1,117 @@
+"""`Result`: numbers with everything needed to judge and to repeat them."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import shlex
+import sys
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+import torch
+
+import quintet
+from quintet.data.corpus import Split
+from quintet.errors import QuintetError
+from quintet.evaluation.metrics import Metrics
+from quintet.evaluation.ranks import Ranks
+from quintet.evaluation.significance import Interval
+from quintet.files import complete_or_absent, write_json
+
+FORMAT, VERSION = "quintet-result", 1
+_RANK_FIELDS = ("image_groups", "text_groups", "pair_image", "pair_text", "pair_i2t", "pair_t2i")
+
+
+@dataclass(frozen=True)
+class Result:
+    """One measurement: a matcher or an ensemble on a split, under a protocol."""
+
+    protocol: str
+    split: str
+    split_checksum: str  # of the ids and groups, in order: two results with the same one are comparable
+    members: tuple[str, ...]  # one name: a single model; several: an ensemble
+    metrics: Metrics
+    intervals: dict[str, Interval]  # 95 % bootstrap; empty where none was asked for
+    chance: Metrics
+    counts: dict[str, Any]
+    settings: dict[str, Any]  # block, bootstrap, seed, device
+    ranks: tuple[Ranks, ...]  # one a fold
+
+    @property
+    def kind(self) -> str:
+        return "single model" if len(self.members) == 1 else f"ensemble of {len(self.members)}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything but the ranks, as JSON values."""
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "kind": self.kind,
+            "members": list(self.members),
+            "protocol": self.protocol,
+            "split": self.split,
+            "split_checksum": self.split_checksum,
+            "metrics": self.metrics,
+            "intervals": {name: list(interval) for name, interval in self.intervals.items()},
+            "chance": self.chance,
+            "counts": self.counts,
+            "settings": self.settings,
+        }
+
+    def save_ranks(self, path: Path | str) -> None:
+        """The rank of every positive pair in both directions as one .npz file, complete or absent."""
+        arrays = {
+            f"fold{k}_{name}": getattr(ranks, name) for k, ranks in enumerate(self.ranks) for name in _RANK_FIELDS
+        }
+        with complete_or_absent(path) as temporary, temporary.open("wb") as file:
+            np.savez_compressed(file, **arrays)
+
+
+def load_ranks(path: Path | str) -> tuple[Ranks, ...]:
+    """What `Result.save_ranks` wrote: the ranks of each fold, for a paired test without scoring again."""
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            folds = max(1, len(arrays.files) // len(_RANK_FIELDS))
+            return tuple(Ranks(*(arrays[f"fold{k}_{name}"] for name in _RANK_FIELDS)) for k in range(folds))
+    except FileNotFoundError:
+        raise QuintetError(f"{path} does not exist") from None
+    except (OSError, ValueError, KeyError, BadZipFile) as error:
+        raise QuintetError(f"{path} does not hold ranks saved by Quintet: {error}") from None
+
+
+def split_checksum(split: Split) -> str:
+    """SHA-256 of the ids and groups of a split, in order."""
+    digest = hashlib.sha256()
+    for kind, rows in (("image", split.images), ("text", split.texts)):
+        for row in rows:
+            digest.update(f"{kind}\t{row.id}\t{row.group}\n".encode())
+    return digest.hexdigest()
+
+
+def provenance() -> dict[str, Any]:
+    """How this process was started, with what, on what."""
+    versions = {"quintet": quintet.__version__, "torch": torch.__version__, "numpy": np.__version__}
+    return {
+        "command": shlex.join(sys.argv),
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": {**versions, "python": platform.python_version()},
+        "machine": {
+            "system": platform.system(),
+            "processor": platform.machine(),
+            "threads": torch.get_num_threads(),
+            "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        },
+    }
+
+
+def write_result(path: Path | str, result: Result, **more: Any) -> None:
+    """One JSON file, complete or absent: the result, how it was made, and what the caller adds.
+
+    Callers add what a result cannot know: `corpus` (name), `runs` (names and checksums of their weights), `recipe`.
+    """
+    write_json(path, {**result.to_json(), "provenance": {**provenance(), **more}})

@@ -1,0 +1,104 @@
+"""Scores of one matcher or of an ensemble, a block at a time, from Codes that stay where they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quintet.codes import Codes
+from quintet.errors import QuintetError
+from quintet.evaluation.ranks import ScoreBlock
+from quintet.models.matcher import Matcher
+
+# Matrix products of different shapes round differently, so a matcher is always asked for tiles of this one shape (the
+# last ones filled up): scores, and with them ranks, are then the same bits whatever the block size.
+TILE = (64, 256)
+
+
+@dataclass(frozen=True)
+class Member:
+    """One matcher of an ensemble (or the only one), with what it keeps of the split's images and texts."""
+
+    matcher: Matcher
+    image_codes: Codes
+    text_codes: Codes
+    name: str = ""
+
+
+def member_scores(members: Sequence[Member], device: torch.device | str | None = None) -> ScoreBlock:
+    """A function that scores a block of images against a block of texts: the mean of the members' scores, float32.
+
+    Each block of codes is moved to `device` (default: where the first member's image codes are); the matchers must be
+    there already.
+    """
+    if not members:
+        raise QuintetError("there is no matcher to evaluate")
+    sizes = {(len(member.image_codes), len(member.text_codes)) for member in members}
+    if len(sizes) > 1:
+        raise QuintetError(f"the members of an ensemble must have coded the same images and texts, got {sorted(sizes)}")
+    place = torch.device(device) if device is not None else members[0].image_codes.device
+
+    def score_block(images: slice, texts: slice) -> Tensor:
+        total: Tensor | None = None
+        with torch.no_grad(), _full_precision(place):
+            for member in members:
+                scores = _score_in_tiles(
+                    member.matcher, member.image_codes[images].to(place), member.text_codes[texts].to(place)
+                )
+                total = scores if total is None else total.add_(scores)
+        assert total is not None
+        return total.div_(len(members)) if len(members) > 1 else total
+
+    return score_block
+
+
+def whole_tiles(block: int | tuple[int, int]) -> tuple[int, int]:
+    """The block size rounded up to whole tiles.
+
+    >>> whole_tiles(100)
+    (128, 256)
+    """
+    sizes = (block, block) if isinstance(block, int) else block
+    if min(sizes) < 1:
+        raise QuintetError(f"blocks must hold at least one image and one text, got {block}")
+    return -(-sizes[0] // TILE[0]) * TILE[0], -(-sizes[1] // TILE[1]) * TILE[1]
+
+
+def _score_in_tiles(matcher: Matcher, image_codes: Codes, text_codes: Codes) -> Tensor:
+    scores = torch.empty(len(image_codes), len(text_codes), device=image_codes.device)
+    text_tiles = list(_tiles(text_codes, TILE[1]))
+    for images, image_tile in _tiles(image_codes, TILE[0]):
+        for texts, text_tile in text_tiles:
+            tile = matcher.score(image_tile, text_tile)
+            if tile.shape != TILE:
+                asked = f"{TILE[0]} images and {TILE[1]} texts"
+                raise QuintetError(f"{type(matcher).__name__}.score returned shape {tuple(tile.shape)} for {asked}")
+            scores[images, texts] = tile[: images.stop - images.start, : texts.stop - texts.start].float()
+    return scores
+
+
+def _tiles(codes: Codes, size: int) -> Iterator[tuple[slice, Codes]]:
+    """Tiles of `size` rows each; the last repeats its last row until it is full."""
+    for start in range(0, len(codes), size):
+        stop = min(start + size, len(codes))
+        full = stop - start == size
+        rows = None if full else torch.arange(start, start + size, device=codes.device).clamp_(max=stop - 1)
+        yield slice(start, stop), codes[start:stop] if rows is None else codes[rows]
+
+
+@contextmanager
+def _full_precision(device: torch.device) -> Iterator[None]:
+    """Float32 as it is: no autocast and no TF32, whatever training had switched on."""
+    before = torch.get_float32_matmul_precision()
+    if before != "highest":
+        torch.set_float32_matmul_precision("highest")
+    try:
+        with torch.autocast(device.type, enabled=False):
+            yield
+    finally:
+        if before != "highest":
+            torch.set_float32_matmul_precision(before)

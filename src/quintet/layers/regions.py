@@ -1,0 +1,64 @@
+"""From a detector's or a tower's features of regions or grid cells to the matcher's space."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class RegionProjection(nn.Module):
+    """A linear map of every fragment, optionally with a residual MLP beside it. Not normalised.
+
+    With `mlp`, VSE-infinity's head: Linear(in -> dim) + MLP(in -> dim // 2, BatchNorm, ReLU, -> dim). Its BatchNorm
+    looks at real fragments only, so padding changes nothing (HREM's code, with the same head, counts padded rows too).
+
+    Parameters carry the authors' names: `fc.*`, `mlp.layers.{0,1}.*`, `mlp.bns.0.*`.
+
+    >>> RegionProjection(8, 4)(torch.zeros(2, 3, 8)).shape
+    torch.Size([2, 3, 4])
+    """
+
+    def __init__(self, in_dim: int, dim: int, mlp: bool = False) -> None:
+        super().__init__()
+        self.in_dim = in_dim
+        self.dim = dim
+        self.fc = xavier_linear(in_dim, dim)
+        self.mlp = FragmentMLP(in_dim, max(dim // 2, 1), dim) if mlp else None
+
+    def forward(self, fragments: Tensor, mask: Tensor | None = None) -> Tensor:
+        """(..., in_dim) -> (..., dim); fragments outside `mask` (...) come out as zeros."""
+        if fragments.shape[-1] != self.in_dim:
+            raise ValueError(f"the fragments have {fragments.shape[-1]} channels, this projection takes {self.in_dim}")
+        projected = self.fc(fragments)  # (..., dim)
+        if self.mlp is not None:
+            projected = projected + self.mlp(fragments, mask)
+        return projected if mask is None else projected.masked_fill(~mask[..., None], 0)
+
+
+class FragmentMLP(nn.Module):
+    """Linear, BatchNorm over the real fragments of the batch, ReLU, Linear."""
+
+    def __init__(self, in_dim: int, hidden: int, dim: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(in_dim, hidden), nn.Linear(hidden, dim)])
+        self.bns = nn.ModuleList([nn.BatchNorm1d(hidden)])
+
+    def forward(self, fragments: Tensor, mask: Tensor | None = None) -> Tensor:
+        """(..., in_dim) -> (..., dim); what comes out for padding means nothing."""
+        if mask is None or not self.training:  # kept statistics are those of real fragments already
+            return self._rows(fragments.flatten(0, -2)).unflatten(0, fragments.shape[:-1])  # (..., dim)
+        out = self._rows(fragments[mask])  # (real, dim)
+        spread = out.new_zeros((*mask.shape, out.shape[-1]))
+        spread[mask] = out
+        return spread  # (..., dim)
+
+    def _rows(self, rows: Tensor) -> Tensor:
+        return self.layers[1](torch.relu(self.bns[0](self.layers[0](rows))))
+
+
+def xavier_linear(in_dim: int, dim: int) -> nn.Linear:
+    """Weights uniform(-r, r) with r = sqrt(6 / (in + out)), bias zero: the init of every image head here."""
+    linear = nn.Linear(in_dim, dim)
+    nn.init.xavier_uniform_(linear.weight)
+    nn.init.zeros_(linear.bias)
+    return linear

@@ -1,0 +1,86 @@
+"""What an objective is given, and what it gives back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from quintet import processes
+from quintet.codes import Codes
+from quintet.data.batches import PairBatch
+from quintet.models.matcher import Matcher
+
+
+@dataclass(frozen=True)
+class Term:
+    """One named part of a loss: unreduced values, one per anchor of this process, and the weight of their sum."""
+
+    values: Tensor
+    weight: float = 1.0
+    flat: float | None = None  # what each value is when all scores are equal: a loss that stays there has collapsed
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a stage has come, for objectives that change over time."""
+
+    epoch: float = 0.0  # epochs done, with the fraction of the current one
+    step: int = 0  # optimizer steps done
+
+
+class Step:
+    """One batch and what the matcher makes of it. Each quantity is computed once, when first asked for.
+
+    Under several processes the batch is this process's share of the global batch, `scores` spans the global batch, and
+    `mine` says which of its rows and columns belong here: an objective returns the values of its own anchors only.
+    """
+
+    def __init__(self, matcher: Matcher, batch: PairBatch, progress: Progress, total: int | None = None) -> None:
+        self.matcher = matcher
+        self.batch = batch
+        self.progress = progress
+        self.total = len(batch) if total is None else total  # pairs in the global batch
+
+    @cached_property
+    def image_codes(self) -> Codes:
+        """Codes of this process's pictures."""
+        return self.matcher.encode_images(self.batch.images)
+
+    @cached_property
+    def text_codes(self) -> Codes:
+        """Codes of this process's sentences."""
+        return self.matcher.encode_texts(self.batch.texts)
+
+    @cached_property
+    def scores(self) -> Tensor:
+        """(B, B): every picture of the global batch against every sentence of it."""
+        # Ranks and hinges are decided in float32, also where the encoders ran in bfloat16.
+        with torch.autocast(self.batch.text_groups.device.type, enabled=False):
+            all_texts = processes.gather_codes(_at_least_float32(self.text_codes), self.total)
+            # (b, B): each process scores its own pictures
+            rows = self.matcher.score(_at_least_float32(self.image_codes), all_texts)
+            return processes.gather_rows(rows, self.total)
+
+    @cached_property
+    def same_group(self) -> Tensor:
+        """(B, B) bool: which picture and sentence belong together."""
+        images = processes.gather_rows(self.batch.image_groups, self.total)
+        texts = processes.gather_rows(self.batch.text_groups, self.total)
+        return images[:, None] == texts[None, :]
+
+    @cached_property
+    def diagonal(self) -> Tensor:
+        """(B, B) bool: which picture and sentence were drawn as a pair."""
+        return torch.eye(self.total, dtype=torch.bool, device=self.same_group.device)
+
+    @property
+    def mine(self) -> slice:
+        """This process's rows and columns of `scores`."""
+        return processes.share(self.total)
+
+
+def _at_least_float32(codes: Codes) -> Codes:
+    return codes.map(lambda tensor: tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor)

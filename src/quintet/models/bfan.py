@@ -1,0 +1,118 @@
+"""BFAN: SCAN's attention in both directions, kept to the fragments that stand out.
+
+Liu, Mao, Liu, Zhang, Wang, Zhang: Focus Your Attention: A Bidirectional Focal Attention Network for Image-Text
+Matching, ACM MM 2019.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from quintet.codes import Codes
+from quintet.data.batches import ImageBatch, TextBatch
+from quintet.layers.regions import RegionProjection
+from quintet.layers.text import BiGRUEncoder
+from quintet.models.fragments import check_choice, encode_regions, encode_words
+from quintet.scores.attention import Norm
+from quintet.scores.attention_map import AttentionMap, attention_map
+from quintet.scores.bidirectional import bfan_scores
+from quintet.scores.cross_attention import Direction
+from quintet.scores.engine import Engine
+from quintet.scores.focal import Focal
+from quintet.scores.gram import Precision
+
+
+class BFAN(nn.Module):
+    """A cross-attention matcher over unit fragments; `score` takes any number of pairs, block by block."""
+
+    image_input: Literal["fragments", "pixels"] = "fragments"
+
+    def __init__(
+        self,
+        image_encoder: RegionProjection,
+        text_encoder: BiGRUEncoder,
+        *,
+        focal: Focal,
+        norm: Norm,
+        lambda_softmax: float,
+        relu_slope: float,
+        precision: Precision,
+        engine: Engine,
+        budget: int | None,
+    ) -> None:
+        super().__init__()
+        self.image_encoder = image_encoder
+        self.text_encoder = text_encoder
+        self.attends: dict[str, Any] = {
+            "focal": focal,
+            "norm": norm,
+            "lambda_softmax": lambda_softmax,
+            "relu_slope": relu_slope,
+        }
+        self.computes: dict[str, Any] = {"precision": precision, "engine": engine, "budget": budget}
+
+    def encode_images(self, images: ImageBatch) -> Codes:
+        """Unit regions (n, L, d); mask and boxes are kept."""
+        return encode_regions(self.image_encoder, images)
+
+    def encode_texts(self, texts: TextBatch) -> Codes:
+        """Unit words (n, L, d) with their mask."""
+        return encode_words(self.text_encoder, texts)
+
+    def score(self, image_codes: Codes, text_codes: Codes) -> Tensor:
+        """(n_images, n_texts), between -2 and 2."""
+        return bfan_scores(image_codes, text_codes, **self.attends, **self.computes)
+
+    def score_pairs(self, image_codes: Codes, text_codes: Codes) -> Tensor:
+        """(n,): row i against row i."""
+        return bfan_scores(image_codes, text_codes, **self.attends, **self.computes, paired=True)
+
+    def attention(self, image_code: Codes, text_code: Codes, direction: Direction = "t2i") -> AttentionMap:
+        """Focal word-region weights of one picture and one sentence, of either direction, with the regions' boxes."""
+        return attention_map(image_code, text_code, direction=direction, **self.attends)
+
+
+def build_bfan(
+    *,
+    image_dim: int,
+    vocabulary_size: int,
+    embed_dim: int = 1024,
+    word_dim: int = 300,
+    focal: Focal = "equal",
+    norm: Norm = "clipped_l2norm",
+    lambda_softmax: float = 20.0,
+    relu_slope: float = 0.1,
+    bidirectional: bool = True,
+    dropout: float = 0.0,
+    precision: Precision = "float32",
+    engine: Engine = "auto",
+    budget: int | None = None,
+) -> BFAN:
+    """BFAN from plain arguments; `bidirectional` is about the GRU. The published figures average `equal` and `prob`.
+
+    `precision`, `engine` and `budget` (bytes) are about speed and memory, not about the method.
+
+    >>> matcher = build_bfan(image_dim=8, vocabulary_size=10, embed_dim=4, word_dim=4, focal="prob")
+    >>> pictures = matcher.encode_images(ImageBatch(fragments=torch.randn(2, 5, 8)))
+    >>> sentences = matcher.encode_texts(TextBatch.from_ids([[1, 5, 2], [1, 2], [3]]))
+    >>> matcher.score(pictures, sentences).shape
+    torch.Size([2, 3])
+    """
+    check_choice("focal", focal, Focal)
+    check_choice("norm", norm, Norm)
+    check_choice("precision", precision, Precision)
+    check_choice("engine", engine, Engine)
+    return BFAN(
+        RegionProjection(image_dim, embed_dim),
+        BiGRUEncoder(vocabulary_size, word_dim, embed_dim, bidirectional=bidirectional, dropout=dropout),
+        focal=focal,
+        norm=norm,
+        lambda_softmax=lambda_softmax,
+        relu_slope=relu_slope,
+        precision=precision,
+        engine=engine,
+        budget=budget,
+    )

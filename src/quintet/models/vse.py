@@ -1,0 +1,195 @@
+"""VSE++ and, with its pooling, VSE-infinity: one vector a picture, one vector a sentence, their cosine.
+
+Faghri, Fleet, Kiros, Fidler: VSE++: Improving Visual-Semantic Embeddings with Hard Negatives, BMVC 2018.
+Chen, Hu, Wu, Jiang, Wang: Learning the Best Pooling Strategy for Visual Semantic Embedding, CVPR 2021 (GPO).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import torch
+from torch import Tensor, nn
+
+from quintet.backbones import create_tower
+from quintet.backbones.tower import is_trained
+from quintet.codes import Codes
+from quintet.data.batches import ImageBatch, TextBatch
+from quintet.errors import RecipeError, suggest
+from quintet.layers.normalize import HALF, l2norm
+from quintet.layers.pooling import create_pooling
+from quintet.layers.regions import RegionProjection
+from quintet.layers.text import BiGRUEncoder, LastStateGRU
+from quintet.scores.embedding import dot_score_pairs, dot_scores
+
+POOLINGS = ("mean", "max", "gpo")
+TEXT_POOLINGS = ("last", *POOLINGS)
+PROJECTIONS = ("linear", "mlp")
+
+
+class VSE(nn.Module):
+    """Any image encoder beside any text encoder, both giving (n, embed_dim); the score is the cosine.
+
+    >>> matcher = build_vse(vocabulary_size=10, image_dim=8, embed_dim=4, word_dim=4)
+    >>> images = matcher.encode_images(ImageBatch(fragments=torch.randn(2, 5, 8)))
+    >>> texts = matcher.encode_texts(TextBatch.from_ids([[1, 5, 2], [1, 2], [1, 7, 8, 2]]))
+    >>> matcher.score(images, texts).shape
+    torch.Size([2, 3])
+    """
+
+    def __init__(
+        self,
+        image_encoder: nn.Module,
+        text_encoder: nn.Module,
+        embed_dim: int,
+        image_input: Literal["fragments", "pixels"] = "fragments",
+    ) -> None:
+        super().__init__()
+        self.image_encoder = image_encoder
+        self.text_encoder = text_encoder
+        self.embed_dim = embed_dim
+        self.image_input = image_input
+
+    @property
+    def preprocess(self) -> Any:
+        """How pictures become pixels: the image tower's own way. Only matchers of pixels have it."""
+        if self.image_input != "pixels":
+            raise AttributeError("a matcher of features takes no pixels, so it has no preprocess")
+        return self.image_encoder.tower.preprocess  # type: ignore[union-attr]
+
+    def encode_images(self, images: ImageBatch) -> Codes:
+        if self.image_input == "pixels":
+            if images.pixels is None:
+                raise ValueError("this matcher has an image tower and takes pixels, not features")
+            return _unit_codes(self.image_encoder(images.pixels))
+        if images.fragments is None:
+            raise ValueError("this matcher takes features, not pixels; give it a tower, or make features first")
+        return _unit_codes(self.image_encoder(images.fragments, images.real()))
+
+    def encode_texts(self, texts: TextBatch) -> Codes:
+        return _unit_codes(self.text_encoder(texts.tokens, texts.lengths))
+
+    def score(self, image_codes: Codes, text_codes: Codes) -> Tensor:
+        return dot_scores(image_codes, text_codes)
+
+    def score_pairs(self, image_codes: Codes, text_codes: Codes) -> Tensor:
+        return dot_score_pairs(image_codes, text_codes)
+
+
+def _unit_codes(vectors: Tensor) -> Codes:
+    # Under autocast the vectors come in half precision, too coarse for margins and ranks.
+    return Codes(embedding=l2norm(vectors.float() if vectors.dtype in HALF else vectors, eps=0))
+
+
+class FragmentEncoder(nn.Module):
+    """Regions or grid cells projected and pooled."""
+
+    def __init__(self, image_dim: int, embed_dim: int, pooling: str, projection: str, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(dropout)
+        self.projection = RegionProjection(image_dim, embed_dim, mlp=projection == "mlp")
+        self.pooling = create_pooling(pooling)
+        # A mean and a linear map may change places; pooled first, the map has L times less work.
+        self.pool_first = pooling == "mean" and projection == "linear"
+
+    def forward(self, fragments: Tensor, mask: Tensor) -> Tensor:
+        """(n, L, image_dim), (n, L) -> (n, d)."""
+        if self.pool_first:
+            return self.projection(self.dropout(self.pooling(fragments, mask)))  # (n, image_dim) -> (n, d)
+        return self.pooling(self.projection(self.dropout(fragments), mask), mask)  # (n, L, d) -> (n, d)
+
+
+class PixelEncoder(nn.Module):
+    """An image tower whose grid cells are the fragments.
+
+    A tower none of whose parameters is trained stays in evaluation mode, so its batch statistics do not move either;
+    it does not matter who stopped the training, `trainable=False` or a stage's `freeze` patterns (`*.tower.*`).
+    """
+
+    def __init__(self, tower: nn.Module, fragments: FragmentEncoder, trainable: bool) -> None:
+        super().__init__()
+        self.tower = tower
+        self.fragments = fragments
+        if not trainable:
+            tower.requires_grad_(False)
+        self.train(self.training)
+
+    def train(self, mode: bool = True) -> Self:
+        super().train(mode)
+        if not any(parameter.requires_grad for parameter in self.tower.parameters()):
+            self.tower.eval()
+        return self
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """(n, 3, height, width) -> (n, d)."""
+        cells = self.tower(pixels).flatten(2).transpose(1, 2)  # (n, c, h, w) -> (n, h w, c)
+        real = torch.ones(cells.shape[:2], dtype=torch.bool, device=cells.device)
+        return self.fragments(cells, real)
+
+
+class PooledTextEncoder(nn.Module):
+    """The words of a GRU, pooled (VSE-infinity's GRU branch)."""
+
+    def __init__(self, words: BiGRUEncoder, pooling: nn.Module) -> None:
+        super().__init__()
+        self.words = words
+        self.pooling = pooling
+
+    def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
+        """(n, L), (n,) -> (n, d)."""
+        words, mask = self.words(tokens, lengths)
+        return self.pooling(words, mask)
+
+
+def build_vse(
+    *,
+    vocabulary_size: int,
+    image_dim: int | None = None,
+    embed_dim: int = 1024,
+    word_dim: int = 300,
+    pooling: str = "mean",
+    text_pooling: str = "last",
+    bidirectional: bool = False,
+    projection: str = "linear",
+    dropout: float = 0.0,
+    tower: str | None = None,
+    tower_weights: Path | str | None = None,
+    tower_pretrained: bool = True,
+    tower_trainable: bool | None = None,
+) -> VSE:
+    """VSE++ on features of `image_dim` channels, or on pixels where a `tower` is named.
+
+    The defaults are VSE++. VSE-infinity with its GRU branch is `pooling="gpo", text_pooling="gpo", bidirectional=True,
+    projection="mlp"`. `dropout` (not in the papers) is on the image features and on the word vectors. `tower_trainable`
+    left out: a pretrained tower stays as it is, one that starts from nothing is trained.
+    """
+    for argument, value, choices in (
+        ("pooling", pooling, POOLINGS),
+        ("text_pooling", text_pooling, TEXT_POOLINGS),
+        ("projection", projection, PROJECTIONS),
+    ):
+        if value not in choices:
+            raise RecipeError(f"matcher 'vse++': {argument} cannot be {value!r}; {suggest(str(value), choices)}")
+    text_encoder = _text_encoder(vocabulary_size, word_dim, embed_dim, text_pooling, bidirectional, dropout)
+    if tower is None:
+        if image_dim is None:
+            raise RecipeError("matcher 'vse++' needs image_dim (the channels of the features) or a tower (for pixels)")
+        return VSE(FragmentEncoder(image_dim, embed_dim, pooling, projection, dropout), text_encoder, embed_dim)
+    model = create_tower(tower, tower_weights, pretrained=tower_pretrained)
+    if image_dim not in (None, model.dim):
+        raise RecipeError(
+            f"matcher 'vse++': tower {tower!r} gives {model.dim} channels; leave image_dim={image_dim} out"
+        )
+    trainable = not is_trained(tower, tower_weights) if tower_trainable is None else tower_trainable
+    fragments = FragmentEncoder(model.dim, embed_dim, pooling, projection, dropout)
+    return VSE(PixelEncoder(model, fragments, trainable), text_encoder, embed_dim, image_input="pixels")
+
+
+def _text_encoder(
+    vocabulary_size: int, word_dim: int, dim: int, pooling: str, bidirectional: bool, dropout: float
+) -> nn.Module:
+    if pooling == "last":
+        return LastStateGRU(vocabulary_size, word_dim, dim, bidirectional, dropout=dropout)
+    words = BiGRUEncoder(vocabulary_size, word_dim, dim, bidirectional, dropout=dropout)
+    return PooledTextEncoder(words, create_pooling(pooling))

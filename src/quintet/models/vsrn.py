@@ -1,0 +1,159 @@
+"""VSRN: regions reason about their relations, then are read in order into one vector for the picture.
+
+Li, Zhang, Li, Li, Fu: Visual Semantic Reasoning for Image-Text Matching, ICCV 2019.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from quintet.codes import Codes
+from quintet.data.batches import ImageBatch, TextBatch
+from quintet.errors import RecipeError, suggest
+from quintet.layers.graph import RegionRelation
+from quintet.layers.normalize import HALF, l2norm
+from quintet.layers.regions import RegionProjection
+from quintet.layers.text import LastStateGRU
+from quintet.scores.embedding import dot_score_pairs, dot_scores
+
+NormaliseOver = Literal["channels", "regions"]
+
+# The two published settings differ in these two places.
+VARIANTS: dict[str, dict[str, bool]] = {
+    "f30k": {"normalise_input": False, "final_batchnorm": True},
+    "coco": {"normalise_input": True, "final_batchnorm": False},
+}
+
+
+class VSRNImageEncoder(nn.Module):
+    """Projection, region relation reasoning (Eq. 1 to 3), global semantic reasoning by a GRU (Eq. 4 to 7)."""
+
+    def __init__(
+        self,
+        image_dim: int,
+        embed_dim: int,
+        blocks: int,
+        normalise_input: bool,
+        final_batchnorm: bool,
+        normalise_over: NormaliseOver,
+    ) -> None:
+        super().__init__()
+        self.projection = RegionProjection(image_dim, embed_dim)
+        self.relations = nn.ModuleList(RegionRelation(embed_dim) for _ in range(blocks))
+        self.rnn = nn.GRU(embed_dim, embed_dim, batch_first=True)
+        self.norm = nn.BatchNorm1d(embed_dim) if final_batchnorm else None
+        self.normalise_input = normalise_input
+        self.axis = {"channels": 2, "regions": 1}[normalise_over]
+
+    def forward(self, regions: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+        """(n, L, image_dim) -> embedding (n, d), reasoned regions (n, L, d) and their mask, real ones first."""
+        if not len(regions):
+            width = self.projection.fc.out_features
+            return regions.new_zeros((0, width)), regions.new_zeros((*regions.shape[:2], width)), mask
+        if mask is not None:
+            regions, mask = _real_first(regions, mask)
+        related = self.projection(regions, mask)  # (n, L, d), padded regions zero
+        if self.normalise_input:
+            related = l2norm(related, dim=self.axis, eps=0)
+        for block in self.relations:
+            related = block(related, mask)
+        related = l2norm(related, dim=self.axis, eps=0)
+        embedding = self._read(related, mask)  # (n, d)
+        if self.norm is not None:
+            embedding = self.norm(embedding)
+        return _unit(embedding), related, mask
+
+    def _read(self, related: Tensor, mask: Tensor | None) -> Tensor:
+        """(n, d): the state of the GRU after the last real region."""
+        states, last = self.rnn(related)  # (n, L, d), (1, n, d)
+        if mask is None:
+            return last[0]
+        at = (mask.sum(dim=1) - 1).clamp(min=0)  # (n,)
+        return states[torch.arange(len(states), device=at.device), at]
+
+
+class VSRN(nn.Module):
+    """An embedding matcher: the score of a pair is the cosine of its two vectors.
+
+    In training the Codes of pictures also carry the reasoned regions as `fragments`: the caption generator, a part of
+    the objective, reads them. In evaluation they are left out, so that an index holds one vector a picture.
+    """
+
+    image_input: Literal["fragments", "pixels"] = "fragments"
+
+    def __init__(self, image_encoder: VSRNImageEncoder, text_encoder: LastStateGRU) -> None:
+        super().__init__()
+        self.image_encoder = image_encoder
+        self.text_encoder = text_encoder
+        self.embed_dim = self.region_dim = text_encoder.dim  # of Codes.embedding and of Codes.fragments
+
+    def encode_images(self, images: ImageBatch) -> Codes:
+        if images.fragments is None:
+            raise RecipeError("VSRN reads features of regions, and this batch holds pixels; extract features first")
+        embedding, regions, mask = self.image_encoder(images.fragments, images.mask)
+        if self.training:
+            return Codes(embedding=embedding, fragments=regions, mask=mask)
+        return Codes(embedding=embedding)
+
+    def encode_texts(self, texts: TextBatch) -> Codes:
+        return Codes(embedding=_unit(self.text_encoder(texts.tokens, texts.lengths)))
+
+    def score(self, image_codes: Codes, text_codes: Codes) -> Tensor:
+        return dot_scores(image_codes, text_codes)
+
+    def score_pairs(self, image_codes: Codes, text_codes: Codes) -> Tensor:
+        return dot_score_pairs(image_codes, text_codes)
+
+
+def build_vsrn(
+    *,
+    image_dim: int = 2048,
+    vocabulary_size: int,
+    embed_dim: int = 2048,
+    word_dim: int = 300,
+    variant: Literal["f30k", "coco"] = "f30k",
+    normalise_input: bool | None = None,
+    final_batchnorm: bool | None = None,
+    normalise_over: NormaliseOver = "channels",
+    blocks: int = 4,
+) -> VSRN:
+    """VSRN in one of its two published variants, or between them.
+
+    - `variant`: "f30k" takes the projected regions as they are and normalises the picture's vector over the batch;
+      "coco" makes the projected regions unit length first and has no such normalisation.
+    - `normalise_input`, `final_batchnorm`: either of the two by itself, instead of what the variant says.
+    - `normalise_over`: "channels" makes every region a unit vector, as the paper says; "regions" divides every channel
+      by its length over the regions of the picture, as the released code does (needed for its checkpoints).
+
+    >>> matcher = build_vsrn(image_dim=8, vocabulary_size=10, embed_dim=4, word_dim=4, variant="coco").eval()
+    >>> matcher.encode_images(ImageBatch(fragments=torch.randn(2, 5, 8))).embedding.shape
+    torch.Size([2, 4])
+    """
+    if variant not in VARIANTS:
+        raise RecipeError(f"VSRN has no variant {variant!r}; {suggest(variant, VARIANTS)}")
+    if normalise_over not in ("channels", "regions"):
+        raise RecipeError(f"normalise_over is 'channels' or 'regions', not {normalise_over!r}")
+    published = VARIANTS[variant]
+    image_encoder = VSRNImageEncoder(
+        image_dim,
+        embed_dim,
+        blocks,
+        normalise_input=published["normalise_input"] if normalise_input is None else normalise_input,
+        final_batchnorm=published["final_batchnorm"] if final_batchnorm is None else final_batchnorm,
+        normalise_over=normalise_over,
+    )
+    return VSRN(image_encoder, LastStateGRU(vocabulary_size, word_dim, embed_dim))
+
+
+def _unit(vectors: Tensor) -> Tensor:
+    """(n, d) of length 1. Under autocast vectors come in half precision, too coarse for margins and ranks."""
+    return l2norm(vectors.float() if vectors.dtype in HALF else vectors, dim=1, eps=0)
+
+
+def _real_first(regions: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """The same regions in the same order, but padded ones last, wherever the padding was."""
+    order = torch.argsort(mask.to(torch.uint8), dim=1, descending=True, stable=True)  # (n, L)
+    return regions.gather(1, order[..., None].expand_as(regions)), mask.gather(1, order)

@@ -1,0 +1,117 @@
+"""Several processes that work on one batch: gathering rows with right gradients, and summing gradients.
+
+Without `torchrun` everything here is the identity, so callers need no second path. The convention: every process
+returns the loss of *its* anchors; the loss of the batch is the sum over processes; gradients are summed, never averaged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from quintet.codes import Codes
+
+
+def count() -> int:
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def rank() -> int:
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+
+
+def is_first() -> bool:
+    return rank() == 0
+
+
+def share(total: int, process: int | None = None) -> slice:
+    """The rows of a global batch that a process (default: this one) works on: consecutive, as even as possible.
+
+    >>> share(10)
+    slice(0, 10, None)
+    """
+    process = rank() if process is None else process
+    return slice(process * total // count(), (process + 1) * total // count())
+
+
+class _GatherRows(torch.autograd.Function):
+    """All-gather along dim 0. Backward: each process gets the sum over all processes of the gradient of its rows."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, total: int) -> Tensor:
+        sizes = [share(total, process) for process in range(count())]
+        largest = max(part.stop - part.start for part in sizes)
+        padded = rows.new_zeros((largest, *rows.shape[1:]))
+        padded[: len(rows)] = rows
+        parts = [torch.empty_like(padded) for _ in sizes]
+        dist.all_gather(parts, padded)
+        ctx.mine = share(total)
+        return torch.cat([part[: size.stop - size.start] for part, size in zip(parts, sizes, strict=True)])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        summed = gradients[0].contiguous()
+        dist.all_reduce(summed)
+        return summed[ctx.mine], None
+
+
+def gather_rows(rows: Tensor, total: int) -> Tensor:
+    """The rows of all processes, in order of process; `total` is their number."""
+    if count() == 1:
+        return rows
+    if rows.dtype == torch.bool:
+        return gather_rows(rows.to(torch.uint8), total).bool()
+    return _GatherRows.apply(rows, total)
+
+
+def gather_codes(codes: Codes, total: int) -> Codes:
+    """The Codes of all processes; fragments are padded to the longest anywhere."""
+    if count() == 1:
+        return codes
+    if codes.fragments is not None:
+        length = torch.tensor(codes.fragments.shape[1], device=codes.device)
+        dist.all_reduce(length, op=dist.ReduceOp.MAX)
+        codes = codes.pad_fragments(int(length))
+    return Codes(**{name: gather_rows(tensor.contiguous(), total) for name, tensor in codes.tensors().items()})
+
+
+def sum_gradients(parameters: Iterable[nn.Parameter]) -> None:
+    """Add up the gradients of all processes, in one message per dtype. A parameter unused here counts as zero."""
+    if count() == 1:
+        return
+    wanted = [parameter for parameter in parameters if parameter.requires_grad]
+    for dtype in sorted({parameter.dtype for parameter in wanted}, key=str):
+        same = [parameter for parameter in wanted if parameter.dtype == dtype]
+        for parameter in same:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        flat = torch.cat([parameter.grad.reshape(-1) for parameter in same if parameter.grad is not None])
+        dist.all_reduce(flat)
+        offset = 0
+        for parameter in same:
+            parameter.grad = flat[offset : offset + parameter.numel()].view_as(parameter)
+            offset += parameter.numel()
+
+
+def sum_over_processes(values: Tensor) -> Tensor:
+    """The sum over processes, without gradient (for logging and counts)."""
+    values = values.detach().clone()
+    if count() > 1:
+        dist.all_reduce(values)
+    return values
+
+
+def copy_from_first(module: nn.Module) -> None:
+    """Give every process the first one's parameters and buffers."""
+    if count() > 1:
+        for tensor in (*module.parameters(), *module.buffers()):
+            dist.broadcast(tensor.data, src=0)
+
+
+def barrier() -> None:
+    if count() > 1:
+        dist.barrier()

@@ -1,0 +1,153 @@
+"""Scores of many pairs, block by block: memory follows the budget, not the number of pairs.
+
+When gradients are wanted and there is more than one block, only the fragments are kept for the backward pass, and each
+block is computed again there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from quintet.codes import Codes
+from quintet.scores.gram import widen
+from quintet.scores.sides import Group, Side, fragments_of
+
+# (image fragments, their mask or None, text fragments, their mask or None) -> scores of the block
+BlockScore = Callable[[Tensor, Tensor | None, Tensor, Tensor | None], Tensor]
+Blocks = list[tuple[Group, Group]]
+
+# Bytes for the working tensors of one block, by device and by whether gradients are wanted. Small on a CPU, where a
+# block that stays in the cache is quicker; with gradients it decides the peak memory of a training step.
+_BUDGETS = {("cpu", False): 16 << 20, ("cpu", True): 32 << 20, ("cuda", False): 512 << 20, ("cuda", True): 128 << 20}
+
+_ASPECT = 16  # texts per image in a block, about
+
+
+def score_all(
+    block_score: BlockScore, image_codes: Codes, text_codes: Codes, *, copies: int, budget: int | None = None
+) -> Tensor:
+    """(n_images, n_texts): every pair. `copies` tensors of the size of a block's products live at once in a block."""
+    images, texts = fragments_of(image_codes), fragments_of(text_codes)
+    if not len(images) or not len(texts):
+        return widen(images).new_zeros(len(images), len(texts))
+    wants_grad = torch.is_grad_enabled() and (images.requires_grad or texts.requires_grad)
+    image_side, text_side = Side.of(image_codes), Side.of(text_codes)
+    elements = _budget(images, budget, wants_grad) // (copies * _bytes(images))
+    blocks = _plan(image_side, text_side, elements)
+    with torch.autocast(images.device.type, enabled=False):
+        if not wants_grad or len(blocks) == 1:
+            return _all_blocks(image_side, text_side, blocks, block_score)
+        return _Recomputed.apply(images, texts, image_side, text_side, blocks, block_score)
+
+
+def score_rows(
+    block_score: BlockScore, image_codes: Codes, text_codes: Codes, *, copies: int, budget: int | None = None
+) -> Tensor:
+    """(n,): row i against row i, a block of rows at a time; other pairs are never formed."""
+    images, texts = fragments_of(image_codes), fragments_of(text_codes)
+    if len(images) != len(texts):
+        raise ValueError(f"pairs need as many images as texts, got {len(images)} and {len(texts)}")
+    if not len(images):
+        return widen(images).new_zeros(0)
+    wants_grad = torch.is_grad_enabled() and (images.requires_grad or texts.requires_grad)
+    text_side = Side.of(text_codes)
+    same_order = torch.arange(len(texts)) if text_side.order is None else text_side.order.cpu()
+    image_side = Side.of(image_codes, order=same_order)
+    longest = (image_side.longest, text_side.longest)
+    # Here the gathered fragments weigh as much as the products do.
+    each = copies * longest[0] * longest[1] + 2 * images.shape[2] * sum(longest)
+    most = _budget(images, budget, wants_grad) // (each * _bytes(images))
+    with torch.autocast(images.device.type, enabled=False):
+        parts = [
+            block_score(*image_side.take(image_side.group(group.start, group.stop)), *text_side.take(group))
+            for group in text_side.groups(most)
+        ]
+    return text_side.restore(torch.cat(parts), dim=0)  # (n,)
+
+
+def _budget(fragments: Tensor, budget: int | None, wants_grad: bool) -> int:
+    if budget is None:
+        return _BUDGETS["cpu" if fragments.device.type == "cpu" else "cuda", wants_grad]
+    if budget < 1:
+        raise ValueError(f"the memory budget must be positive, got {budget} bytes")
+    return budget
+
+
+def _bytes(fragments: Tensor) -> int:
+    return max(4, fragments.element_size())  # products of half precision are float32
+
+
+def _plan(image_side: Side, text_side: Side, elements: int) -> Blocks:
+    """Blocks with at most `elements` products; texts change slowest.
+
+    Wider in texts than in images: Gram matrices are made for every block, and those of pictures are the larger ones.
+    """
+    pairs = max(1, elements // (image_side.longest * text_side.longest))
+    text_groups = text_side.groups(max(math.isqrt(_ASPECT * pairs), pairs // len(image_side)))
+    blocks = []
+    for text_group in text_groups:
+        most = elements // (image_side.longest * text_group.length * len(text_group))
+        blocks += [(image_group, text_group) for image_group in image_side.groups(most)]
+    return blocks
+
+
+def _all_blocks(image_side: Side, text_side: Side, blocks: Blocks, block_score: BlockScore) -> Tensor:
+    taken: tuple[Tensor, Tensor | None] | None = None
+    last: Group | None = None
+    columns: list[Tensor] = []
+    column: list[Tensor] = []
+    for image_group, text_group in blocks:
+        if text_group is not last or taken is None:
+            taken, last = text_side.take(text_group), text_group
+        column.append(block_score(*image_side.take(image_group), *taken))
+        if image_group.stop == len(image_side):
+            columns.append(torch.cat(column) if len(column) > 1 else column[0])  # (n_images, texts of the group)
+            column = []
+    scores = torch.cat(columns, dim=1) if len(columns) > 1 else columns[0]  # (n_images, n_texts), in the sides' order
+    return text_side.restore(image_side.restore(scores, dim=0), dim=1)
+
+
+class _Recomputed(torch.autograd.Function):
+    """`_all_blocks` that keeps nothing of a block for the backward pass and computes it again there."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        images: Tensor,
+        texts: Tensor,
+        image_side: Side,
+        text_side: Side,
+        blocks: Blocks,
+        block_score: BlockScore,
+    ) -> Tensor:
+        ctx.save_for_backward(images, texts)
+        nothing = images.new_empty(0)  # so that the fragments are held once, and let go with the saved tensors
+        ctx.rest = (image_side.over(nothing), text_side.over(nothing), blocks, block_score)
+        return _all_blocks(image_side, text_side, blocks, block_score)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        images, texts = (tensor.detach() for tensor in ctx.saved_tensors)
+        image_side, text_side, blocks, block_score = ctx.rest
+        image_side, text_side = image_side.over(images), text_side.over(texts)
+        grad = text_side.arrange(image_side.arrange(grads[0], dim=0), dim=1)
+        totals = [torch.zeros_like(widen(images)), torch.zeros_like(widen(texts))]
+        for image_group, text_group in blocks:
+            with torch.enable_grad(), torch.autocast(grad.device.type, enabled=False):
+                image_part, image_real = image_side.take(image_group)
+                text_part, text_real = text_side.take(text_group)
+                parts = [image_part.detach().requires_grad_(), text_part.detach().requires_grad_()]
+                scores = block_score(parts[0], image_real, parts[1], text_real)
+            above = grad[image_group.start : image_group.stop, text_group.start : text_group.stop]
+            for_images, for_texts = torch.autograd.grad(scores, parts, above)
+            image_side.add_to(totals[0], image_group, for_images)
+            text_side.add_to(totals[1], text_group, for_texts)
+            del scores, image_part, text_part, parts, for_images, for_texts  # before the next block is made
+        return totals[0].to(images.dtype), totals[1].to(texts.dtype), None, None, None, None

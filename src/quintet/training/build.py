@@ -1,0 +1,147 @@
+"""From a recipe to the things it names. Configuration ends here: what is built takes plain arguments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quintet.data.augment import pixel_augmentation
+from quintet.data.corpus import Corpus, Split
+from quintet.data.features import FeatureStore
+from quintet.data.loading import FeatureImages, ImageSource, PictureImages, Sentences
+from quintet.data.tokenizers import Tokenizer
+from quintet.data.vocabulary import WordVocabulary
+from quintet.data.word_vectors import initial_embedding
+from quintet.data.wordpiece import WordPiece
+from quintet.errors import CorpusError, RecipeError
+from quintet.losses import OBJECTIVES
+from quintet.losses.step import Step, Term
+from quintet.models import MODELS
+from quintet.training.recipe import AugmentRecipe, Recipe, StageRecipe, TokenizerRecipe
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """The splits of a recipe, and where their pictures come from."""
+
+    corpus: Corpus
+    train: Split
+    validation: Split
+    store: FeatureStore | None
+
+    def image_input(self) -> dict[str, Any]:
+        """What a run has to know about its pictures."""
+        if self.store is None:
+            return {"kind": "pixels"}
+        return {"kind": "features", "name": self.store.folder.name, "tower": self.store.manifest.get("tower")}
+
+    def image_source(self, matcher: Any, views: AugmentRecipe | None = None) -> ImageSource:
+        """`views`: random views of the pictures, for training."""
+        if self.store is not None:
+            return FeatureImages(self.store)
+        change = None
+        if views is not None and (views.crop != "none" or views.flip):
+            change = pixel_augmentation(matcher.preprocess, crop=views.crop, flip=views.flip)
+        return PictureImages(self.corpus, matcher.preprocess, change)
+
+
+def open_data(recipe: Recipe) -> TrainingData:
+    """Open the corpus and check that everything the recipe needs is there, before anything is trained."""
+    data = recipe.data
+    if data.corpus is None:
+        raise RecipeError(f"recipe {recipe.name!r} names no corpus; add --corpus FOLDER (or data.corpus=FOLDER)")
+    corpus = Corpus.open(data.corpus)
+    train, validation = corpus.split(data.train), corpus.split(data.validation)
+    shared = set(train.groups) & {*validation.groups, *corpus.splits.get(data.test, ())}
+    if shared:
+        raise CorpusError(
+            f"{len(shared)} groups are in the training split and in validation or test, first {sorted(shared)[0]!r}; "
+            "what is measured must not be trained on"
+        )
+    if data.limit is not None:
+        train = train.take_groups(range(min(data.limit, len(train.groups))))
+    store = None
+    if data.features is not None:
+        store = FeatureStore(corpus.root / "features" / data.features)
+        store.require([image.id for image in (*train.images, *validation.images)])
+    return TrainingData(corpus, train, validation, store)
+
+
+def build_tokenizer(recipe: TokenizerRecipe, train: Split) -> Tokenizer:
+    """From files, or from the sentences of the training split alone."""
+    sentences = [text.text for text in train.texts]
+    if recipe.kind == "wordpiece":
+        return WordPiece.load(recipe.source, recipe.longest) if recipe.source else WordPiece.train(sentences, recipe.size, recipe.longest)
+    if recipe.vocabulary is not None:
+        return WordVocabulary.load_scan_json(recipe.vocabulary, longest=recipe.longest)
+    return WordVocabulary.build(sentences, min_count=recipe.min_count, longest=recipe.longest)
+
+
+def complete_model(recipe: Recipe, data: TrainingData, tokenizer: Tokenizer) -> dict[str, Any]:
+    """The matcher's name and all of its arguments, those the data decides filled in: what model.json holds."""
+    facts: dict[str, Any] = {"vocabulary_size": len(tokenizer)}
+    if data.store is not None:
+        facts["image_dim"] = data.store.dim
+    name = recipe.matcher.name
+    return {"name": name, "arguments": MODELS.complete(name, recipe.matcher.arguments, facts)}
+
+
+def build_matcher(model: dict[str, Any], recipe: TokenizerRecipe, tokenizer: Tokenizer, seed: int) -> nn.Module:
+    """A fresh matcher, with pretrained word vectors where the recipe names a file."""
+    matcher = MODELS.create(model["name"], **model["arguments"])
+    if recipe.word_vectors is not None:
+        if not isinstance(tokenizer, WordVocabulary):
+            raise RecipeError("word_vectors go with a word vocabulary, not with word pieces")
+        table = _word_embedding(matcher, len(tokenizer))
+        vectors, _ = initial_embedding(tokenizer, recipe.word_vectors, table.embedding_dim, seed)
+        with torch.no_grad():
+            table.weight.copy_(vectors)
+    return matcher
+
+
+def _word_embedding(matcher: nn.Module, size: int) -> nn.Embedding:
+    tables = [part for part in matcher.modules() if isinstance(part, nn.Embedding) and part.num_embeddings == size]
+    if len(tables) != 1:
+        raise RecipeError(f"word_vectors need a matcher with one table of {size} word embeddings; this one has {len(tables)}")
+    return tables[0]
+
+
+class Objectives(nn.Module):
+    """The losses of a stage; terms are named `loss.term`."""
+
+    def __init__(self, parts: dict[str, nn.Module]) -> None:
+        super().__init__()
+        self.parts = nn.ModuleDict(parts)
+
+    def forward(self, step: Step) -> dict[str, Term]:
+        return {f"{name}.{term}": value for name, part in self.parts.items() for term, value in part(step).items()}
+
+
+def build_objective(stage: StageRecipe, matcher: nn.Module, tokenizer: Tokenizer, data: TrainingData) -> Objectives:
+    facts: dict[str, Any] = {"vocabulary_size": len(tokenizer), "groups": len(data.train.groups)}
+    facts |= {key: getattr(matcher, key) for key in ("embed_dim", "region_dim") if hasattr(matcher, key)}
+    return Objectives(
+        {name: OBJECTIVES.create(name, **OBJECTIVES.complete(name, arguments, facts)) for name, arguments in stage.loss.items()}
+    )
+
+
+def sentences_of(tokenizer: Tokenizer, split: Split) -> Sentences:
+    return Sentences(tokenizer, split.texts)
+
+
+def initial_weights(stage: StageRecipe, previous: Path | None) -> dict[str, Tensor] | None:
+    """The weights a stage starts from; None: fresh ones."""
+    from quintet.training.checkpoint import load_tensors
+    from quintet.training.run import open_run
+
+    if stage.init == "scratch":
+        return None
+    if stage.init == "previous":
+        if previous is None:
+            raise RecipeError(f"stage {stage.name!r} starts from the previous stage, but it is the first")
+        return load_tensors(previous)[0]
+    return open_run(stage.init).matcher.state_dict()

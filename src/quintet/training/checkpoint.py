@@ -1,0 +1,123 @@
+"""Checkpoints: one safetensors file with everything a stage needs to go on exactly where it stopped.
+
+Tensors are named `module/...`, `optimizer/INDEX/KEY` and `random/RANK/...`; what is not a tensor is JSON in the file's
+metadata. Nothing in the file can execute code, and the file is complete or absent.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from quintet import processes
+from quintet.errors import QuintetError, RunError
+from quintet.files import complete_or_absent
+
+VERSION = 1
+
+
+def save_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> None:
+    """Write a safetensors file with JSON metadata, complete or absent."""
+    plain = {name: tensor.detach().to("cpu").contiguous() for name, tensor in tensors.items()}
+    shared = {tensor.data_ptr() for tensor in plain.values() if tensor.numel()}
+    if len(shared) < sum(1 for tensor in plain.values() if tensor.numel()):
+        plain = {name: tensor.clone() for name, tensor in plain.items()}  # the format allows no shared memory
+    try:
+        with complete_or_absent(path) as temporary:
+            save_file(plain, temporary, metadata={"quintet": json.dumps(metadata)})
+    except SafetensorError as error:
+        raise QuintetError(f"could not write {path}: {error}; what stood there before is unchanged") from error
+
+
+def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = json.loads((file.metadata() or {}).get("quintet", "{}"))
+            return {name: file.get_tensor(name) for name in file.keys()}, metadata  # noqa: SIM118 (not a dict)
+    except FileNotFoundError:
+        raise RunError(f"{path} does not exist") from None
+    except (SafetensorError, OSError) as error:
+        raise RunError(f"{path} is damaged or not a safetensors file: {error}") from None
+
+
+def save_checkpoint(path: Path, module: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """`state` is what the loop wants back: counters, best metric, log windows. Called by every process; the first writes."""
+    randomness = _gather_random_states()
+    if processes.is_first():
+        tensors = {f"module/{name}": tensor for name, tensor in module.state_dict().items()}
+        tensors |= {
+            f"optimizer/{index}/{key}": value
+            for index, entry in optimizer.state_dict()["state"].items()
+            for key, value in entry.items()
+            if isinstance(value, Tensor)
+        }
+        save_tensors(path, tensors | randomness, {"version": VERSION, "processes": processes.count(), "state": state})
+    processes.barrier()
+
+
+def load_checkpoint(path: Path, module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Put everything back and return `state`."""
+    tensors, metadata = load_tensors(path)
+    if metadata.get("version") != VERSION:
+        raise RunError(f"{path} is of version {metadata.get('version')}; this Quintet reads version {VERSION}")
+    if metadata["processes"] != processes.count():
+        raise RunError(
+            f"{path} was written by {metadata['processes']} processes and cannot be resumed exactly by {processes.count()}; "
+            f"start as many as before"
+        )
+    module.load_state_dict(_under(tensors, "module/"))
+    saved: dict[int, dict[str, Tensor]] = {}
+    for name, tensor in _under(tensors, "optimizer/").items():
+        index, key = name.split("/")
+        saved.setdefault(int(index), {})[key] = tensor
+    optimizer.load_state_dict({"state": saved, "param_groups": optimizer.state_dict()["param_groups"]})
+    _set_random_state(_under(tensors, f"random/{processes.rank()}/"))
+    return metadata["state"]
+
+
+def _under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def _random_state() -> dict[str, Tensor]:
+    _, keys, position, has_gauss, cached = np.random.get_state()  # noqa: NPY002 (saved for whoever uses the global one)
+    version, internal, gauss = random.getstate()
+    states = {
+        "torch": torch.get_rng_state(),
+        "numpy": torch.from_numpy(np.array(keys, dtype=np.int64)),
+        "numpy_rest": torch.tensor([position, has_gauss, cached], dtype=torch.float64),
+        "python": torch.tensor([version, *internal], dtype=torch.int64),
+        "python_gauss": torch.tensor([float("nan") if gauss is None else gauss], dtype=torch.float64),
+    }
+    if torch.cuda.is_available():
+        states["cuda"] = torch.cuda.get_rng_state()
+    return states
+
+
+def _set_random_state(states: dict[str, Tensor]) -> None:
+    torch.set_rng_state(states["torch"])
+    position, has_gauss, cached = states["numpy_rest"].tolist()
+    np.random.set_state(("MT19937", states["numpy"].numpy().astype(np.uint32), int(position), int(has_gauss), cached))  # noqa: NPY002
+    version, *internal = states["python"].tolist()
+    gauss = states["python_gauss"].item()
+    random.setstate((version, tuple(internal), None if np.isnan(gauss) else gauss))
+    if "cuda" in states and torch.cuda.is_available():
+        torch.cuda.set_rng_state(states["cuda"])
+
+
+def _gather_random_states() -> dict[str, Tensor]:
+    mine = _random_state()
+    if processes.count() == 1:
+        return {f"random/0/{name}": tensor for name, tensor in mine.items()}
+    everyone: list[Any] = [None] * processes.count()
+    dist.all_gather_object(everyone, mine)
+    return {f"random/{rank}/{name}": tensor for rank, states in enumerate(everyone) for name, tensor in states.items()}

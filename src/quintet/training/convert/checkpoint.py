@@ -1,0 +1,129 @@
+"""Reading the checkpoints of the original implementations without executing anything they hold.
+
+Their layout (VSE++, SCAN, BFAN, VSRN, AOQ): `torch.save` of a dict with `model`, a list of state dicts (image encoder,
+text encoder and, in AOQ, the caption model), `opt`, an argparse Namespace, and `epoch`, `best_rsum`, `Eiters`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import pickle
+import re
+import struct
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quintet.errors import QuintetError
+
+# What a damaged or foreign file makes torch.load raise, besides its own UnpicklingError.
+DAMAGED = (RuntimeError, EOFError, ValueError, LookupError, TypeError, AttributeError, AssertionError, struct.error)
+
+
+class ConversionError(QuintetError):
+    """An original checkpoint or vocabulary cannot be read, or is not what it is said to be."""
+
+
+@dataclass(frozen=True)
+class OriginalCheckpoint:
+    path: Path
+    parts: list[dict[str, Tensor]]  # image encoder, text encoder (, caption model)
+    options: dict[str, Any] = field(default_factory=dict)  # the authors' `opt`
+    epoch: int | None = None
+    best: float | None = None  # the validation score that chose it
+
+
+class _NumpyType:
+    """Stands in for numpy.dtype: keeps the code, does nothing."""
+
+    def __init__(self, code: str | bytes, *flags: object) -> None:
+        self.code = code.decode("ascii") if isinstance(code, bytes) else str(code)
+
+    def __setstate__(self, state: object) -> None:
+        pass  # byte order and alignment; scalars of these files are little-endian
+
+
+def _numpy_scalar(kind: _NumpyType, data: bytes | str) -> float | int | bool:
+    """Stands in for numpy's own function: a plain number from its bytes."""
+    if kind.code not in ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "b1"):
+        raise pickle.UnpicklingError(f"a numpy scalar of type {kind.code}")
+    raw = data.encode("latin1") if isinstance(data, str) else data  # Python 2 wrote its bytes as text
+    return np.frombuffer(raw, dtype=np.dtype(kind.code))[0].item()
+
+
+ALLOWED: list[Any] = [
+    argparse.Namespace,
+    (_NumpyType, "numpy.dtype"),
+    (_numpy_scalar, "numpy.core.multiarray.scalar"),
+    (_numpy_scalar, "numpy._core.multiarray.scalar"),
+]
+
+
+def read_checkpoint(path: Path | str) -> OriginalCheckpoint:
+    """The tensors and options of an original checkpoint; a file that wants anything executed is refused."""
+    path = Path(path)
+    content = _load(path)
+    if not isinstance(content, Mapping) or not isinstance(content.get("model"), (list, tuple)):
+        raise ConversionError(
+            f"{path} is a torch file, but not a checkpoint of the original implementations: "
+            "those hold a dict whose 'model' is a list of state dicts"
+        )
+    parts = [_tensors(path, part) for part in content["model"]]
+    if len(parts) not in (2, 3):
+        raise ConversionError(
+            f"{path} holds {len(parts)} state dicts; expected image encoder, text encoder (, caption)"
+        )
+    options = content.get("opt")
+    options = vars(options) if isinstance(options, argparse.Namespace) else options
+    return OriginalCheckpoint(
+        path,
+        parts,
+        options=dict(options) if isinstance(options, Mapping) else {},
+        epoch=content["epoch"] if isinstance(content.get("epoch"), int) else None,
+        best=float(content["best_rsum"]) if isinstance(content.get("best_rsum"), (int, float)) else None,
+    )
+
+
+def _load(path: Path) -> Any:
+    if not path.is_file():
+        raise ConversionError(f"{path} does not exist" if not path.exists() else f"{path} is not a file")
+    try:
+        with torch.serialization.safe_globals(ALLOWED), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about old protocols, which is what these files are
+            # latin1: most of these files were written by Python 2
+            return torch.load(path, map_location="cpu", weights_only=True, encoding="latin1")
+    except pickle.UnpicklingError as error:
+        raise ConversionError(_explain(path, error)) from None
+    except DAMAGED as error:
+        raise ConversionError(
+            f"{path} cannot be read: damaged, incomplete or no torch file ({_first(error)})"
+        ) from None
+
+
+def _explain(path: Path, error: pickle.UnpicklingError) -> str:
+    named = re.search(r"GLOBAL (\S+)", str(error))
+    if named is None:
+        return f"{path} cannot be read: damaged, incomplete or no torch file ({_first(error)})"
+    return (
+        f"{path} holds {named[1]!r}, which a checkpoint of weights and options has no need of. It was refused, and "
+        "nothing was executed. If you trust the file, save it again with tensors and plain options only"
+    )
+
+
+def _first(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200] or type(error).__name__
+
+
+def _tensors(path: Path, part: object) -> dict[str, Tensor]:
+    """One state dict with the names a single process gives: `module.` comes from training on several GPUs."""
+    if not isinstance(part, Mapping) or not all(isinstance(value, Tensor) for value in part.values()):
+        raise ConversionError(f"{path}: an entry of 'model' is not a state dict of tensors")
+    return {
+        re.sub(r"^(module\.|img_enc\.|txt_enc\.)+|\bmodule\.", "", str(name)): value for name, value in part.items()
+    }

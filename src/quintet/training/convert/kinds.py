@@ -1,0 +1,131 @@
+"""The kinds of original checkpoints: which matcher each becomes, where its tensors go, what its options mean here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from quintet.errors import suggest
+from quintet.training.convert.checkpoint import ConversionError, OriginalCheckpoint
+
+# Prefixes of the authors' names and of ours, for the image encoder and for the text encoder.
+Names = tuple[dict[str, str], dict[str, str]]
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option of the authors' program: our argument for it, its value where none was given, the words it takes."""
+
+    argument: str | None  # None: looked at by `Kind.arguments` only
+    default: Any = None  # None: nothing has to be assumed
+    words: dict[str, str] = field(default_factory=dict)  # the authors' word -> ours
+
+
+@dataclass(frozen=True)
+class Kind:
+    model: str
+    names: Callable[[OriginalCheckpoint], Names]
+    options: dict[str, Option] = field(default_factory=dict)
+    # what the tensors tell, and where the released code is not the paper
+    arguments: Callable[[OriginalCheckpoint, Mapping[str, Any]], dict[str, Any]] = lambda checkpoint, options: {}
+
+
+TEXT_NAMES = {"embed.": "text_encoder.embed.", "rnn.": "text_encoder.rnn."}
+
+
+def _flat_names(checkpoint: OriginalCheckpoint) -> Names:
+    return {"fc.": "image_encoder.fc."}, TEXT_NAMES
+
+
+def _vse_names(checkpoint: OriginalCheckpoint) -> Names:
+    return {"fc.": "image_encoder.projection.fc."}, TEXT_NAMES
+
+
+def _scan_arguments(checkpoint: OriginalCheckpoint, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The released code lets a tenth of negative products through; its GRU may go one way only."""
+    return {"relu_slope": 0.1, "bidirectional": "rnn.weight_ih_l0_reverse" in checkpoint.parts[1]}
+
+
+def _bfan_arguments(checkpoint: OriginalCheckpoint, options: Mapping[str, Any]) -> dict[str, Any]:
+    return {"relu_slope": 0.1, "bidirectional": True}
+
+
+def count_blocks(image: Mapping[str, Tensor]) -> int:
+    """How many region relation blocks of VSRN an image encoder has."""
+    return sum(name.startswith("Rs_GCN_") and name.endswith(".g.weight") for name in image)
+
+
+def vsrn_names(blocks: int) -> Names:
+    image = {"fc.": "image_encoder.projection.fc.", "img_rnn.": "image_encoder.rnn.", "bn.": "image_encoder.norm."}
+    for number in range(blocks):
+        theirs, ours = f"Rs_GCN_{number + 1}.", f"image_encoder.relations.{number}."
+        image |= {f"{theirs}{layer}.": f"{ours}{layer}." for layer in ("g", "theta", "phi")}
+        image |= {f"{theirs}W.0.": f"{ours}project.", f"{theirs}W.1.": f"{ours}norm."}
+    return image, TEXT_NAMES
+
+
+def _vsrn_arguments(checkpoint: OriginalCheckpoint, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The released code goes by the name of the data; where that is not known, the tensors tell the settings apart."""
+    image = checkpoint.parts[0]
+    batchnorm, data = "bn.weight" in image, options.get("data_name")
+    return {
+        "blocks": count_blocks(image),
+        "normalise_input": not batchnorm if data is None else data != "f30k_precomp",
+        "final_batchnorm": batchnorm,
+        "normalise_over": "regions",
+    }
+
+
+KINDS: dict[str, Kind] = {
+    "vsepp": Kind("vse++", _vse_names),
+    "scan": Kind(
+        "scan",
+        _flat_names,
+        {
+            "cross_attn": Option("direction", "t2i"),
+            "agg_func": Option(
+                "aggregation", "LogSumExp", {"LogSumExp": "lse", "Mean": "mean", "Max": "max", "Sum": "sum"}
+            ),
+            "lambda_lse": Option("lambda_lse", 6.0),
+            "lambda_softmax": Option("lambda_softmax", 9.0),
+            "raw_feature_norm": Option("norm", "clipped_l2norm", {"no_norm": "none"}),
+        },
+        _scan_arguments,
+    ),
+    "bfan": Kind(
+        "bfan",
+        _flat_names,
+        {"focal_type": Option("focal", "equal"), "lambda_softmax": Option("lambda_softmax", 20.0)},
+        _bfan_arguments,
+    ),
+    "vsrn": Kind(
+        "vsrn",
+        lambda checkpoint: vsrn_names(count_blocks(checkpoint.parts[0])),
+        {"data_name": Option(None)},
+        _vsrn_arguments,
+    ),
+}
+
+# Kinds that are known and cannot be read yet: each becomes an entry of KINDS when its matcher arrives.
+LATER = ("hrem", "vse-infinity")
+
+
+def kinds() -> list[str]:
+    """The kinds that can be read."""
+    return sorted([*KINDS, "aoq"])
+
+
+def resolve(kind: str, checkpoint: OriginalCheckpoint) -> str:
+    """The entry of KINDS to use: AOQ trains VSRN or BFAN, and its checkpoints are told apart by their tensors."""
+    if kind in LATER:
+        raise ConversionError(
+            f"checkpoints of kind {kind!r} are not supported yet; choose one of: {', '.join(kinds())}"
+        )
+    if kind == "aoq":
+        return "vsrn" if count_blocks(checkpoint.parts[0]) else "bfan"
+    if kind not in KINDS:
+        raise ConversionError(f"there is no kind of checkpoint {kind!r}; {suggest(kind, [*kinds(), *LATER])}")
+    return kind

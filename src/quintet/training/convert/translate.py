@@ -1,0 +1,145 @@
+"""From an original checkpoint to a matcher's name, its arguments, and weights under our names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quintet.errors import RecipeError, suggest
+from quintet.models import create_model
+from quintet.training.convert.checkpoint import ConversionError, OriginalCheckpoint
+from quintet.training.convert.kinds import KINDS, Kind, Names, count_blocks, resolve
+
+# Options of the authors' programs that change what a matcher computes, with the one value that is supported.
+FIXED: dict[str, Any] = {
+    "no_imgnorm": False,
+    "no_txtnorm": False,
+    "use_abs": False,
+    "measure": "cosine",
+    "precomp_enc_type": "basic",
+}
+
+
+@dataclass(frozen=True)
+class Translation:
+    model: str
+    arguments: dict[str, Any]
+    state: dict[str, Tensor]
+    assumed: dict[str, Any]  # options that the checkpoint does not tell, and the values taken for them
+    dropped: list[str]  # what the checkpoint holds and a matcher does not need
+
+
+def translate(kind: str, checkpoint: OriginalCheckpoint, overrides: Mapping[str, Any] | None = None) -> Translation:
+    """`overrides` replace options of the checkpoint, by the authors' names for them."""
+    name = resolve(kind, checkpoint)
+    entry = KINDS[name]
+    for key in overrides or {}:
+        if key not in entry.options:
+            has = suggest(key, entry.options) if entry.options else "it has none"
+            raise ConversionError(f"kind {kind!r} has no option {key!r}; {has}")
+    options = checkpoint.options | dict(overrides or {})
+    _check_options(checkpoint, name, options)
+    chosen, assumed = _choices(entry, options)
+    arguments = _sizes(checkpoint) | chosen | entry.arguments(checkpoint, options)
+    try:
+        matcher = create_model(entry.model, **arguments)
+    except RecipeError as error:
+        raise ConversionError(f"{checkpoint.path} has options that cannot be used: {error}") from None
+    state = rename_tensors(checkpoint, name, entry.names(checkpoint), matcher.state_dict())
+    dropped = ["the caption model, which only training needs"] if len(checkpoint.parts) > 2 else []
+    return Translation(entry.model, arguments, state, assumed, dropped)
+
+
+def _choices(entry: Kind, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Arguments from options, and those options nobody has given."""
+    arguments, assumed = {}, {}
+    for key, option in entry.options.items():
+        value = options.get(key, option.default)
+        if key not in options and option.default is not None:
+            assumed[key] = value
+        if option.argument is not None:
+            arguments[option.argument] = option.words.get(value, value)
+    return arguments, assumed
+
+
+def _check_options(checkpoint: OriginalCheckpoint, name: str, options: Mapping[str, Any]) -> None:
+    # SCAN and BFAN have the same tensors; only the options tell them apart.
+    declared = "bfan" if "focal_type" in options else "scan" if "cross_attn" in options else None
+    if declared not in (None, name):
+        raise ConversionError(f"{checkpoint.path} is no {name} checkpoint: by its options it is one of {declared!r}")
+    for key, value in FIXED.items():
+        if options.get(key, value) != value:
+            raise ConversionError(
+                f"{checkpoint.path} was trained with {key}={options[key]!r}; only {key}={value!r} is supported"
+            )
+
+
+def _sizes(checkpoint: OriginalCheckpoint) -> dict[str, Any]:
+    image, text = checkpoint.parts[:2]
+    for part, where, name in ((image, "first", "fc.weight"), (text, "second", "embed.weight")):
+        if name not in part or part[name].dim() != 2:
+            found = ", ".join(sorted(part)[:6]) or "nothing"
+            raise ConversionError(
+                f"{checkpoint.path}: no matrix {name!r} in the {where} state dict, which holds {found}"
+            )
+    embed_dim, image_dim = image["fc.weight"].shape
+    vocabulary_size, word_dim = text["embed.weight"].shape
+    return {"image_dim": image_dim, "embed_dim": embed_dim, "vocabulary_size": vocabulary_size, "word_dim": word_dim}
+
+
+def rename_tensors(
+    checkpoint: OriginalCheckpoint, kind: str, names: Names, wanted: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """The weights under our names; every tensor of the checkpoint has a place, and every place is filled."""
+    state: dict[str, Tensor] = {}
+    unexpected, misshapen = [], []
+    for part, prefixes in zip(checkpoint.parts[:2], names, strict=True):
+        for name, tensor in part.items():
+            ours, shaped = _rename(name, prefixes), _shape(tensor)
+            if ours not in wanted:
+                unexpected.append(name)
+                continue
+            if shaped.shape != wanted[ours].shape:
+                misshapen.append(f"{name} {tuple(shaped.shape)} instead of {tuple(wanted[ours].shape)}")
+            state[ours] = shaped
+    for name, tensor in wanted.items():
+        if name.endswith("num_batches_tracked"):
+            state.setdefault(name, torch.zeros_like(tensor))  # torch before 0.4.1 kept no such count
+    back = {ours: theirs for prefixes in names for theirs, ours in prefixes.items()}
+    missing = [_rename(name, back) for name in wanted if name not in state]
+    problems = {"missing": missing, "of another shape": misshapen, "unexpected": unexpected}
+    if any(problems.values()):
+        listed = "; ".join(f"{what}: {_listed(which)}" for what, which in problems.items() if which)
+        raise ConversionError(f"{checkpoint.path} is no {kind} checkpoint{_hint(checkpoint, kind)}. Tensors {listed}")
+    return state
+
+
+def _listed(names: list[str], most: int = 20) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def _rename(name: str, prefixes: Mapping[str, str]) -> str:
+    for theirs, ours in prefixes.items():
+        if name.startswith(theirs):
+            return ours + name.removeprefix(theirs)
+    return name
+
+
+def _shape(tensor: Tensor) -> Tensor:
+    """Convolutions of width 1 are matrices here; floats are float32."""
+    tensor = tensor[..., 0] if tensor.dim() == 3 and tensor.shape[2] == 1 else tensor
+    return (tensor.float() if tensor.is_floating_point() else tensor).contiguous()
+
+
+def _hint(checkpoint: OriginalCheckpoint, kind: str) -> str:
+    image, text = checkpoint.parts[:2]
+    if any(name.startswith("cnn.") for name in image):
+        return ": it holds an image network, and only matchers on precomputed features can be converted"
+    both = "rnn.weight_ih_l0_reverse" in text
+    likely = ["vsrn"] if count_blocks(image) else ["scan", "bfan"] if both else ["vsepp"]
+    return "" if kind in likely else f": by its tensors it may be of kind {' or '.join(likely)}"

@@ -1,0 +1,157 @@
+"""`FeatureExtractor`: pictures to features, described so that a later picture gets features of the same kind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quintet.backbones.grid import cell_boxes, pool_grid
+from quintet.backbones.preprocess import Preprocess
+from quintet.backbones.tower import ImageTower, create_tower, is_trained
+from quintet.backbones.weights import first_line, weights_checksum
+from quintet.data.batches import ImageBatch
+from quintet.errors import QuintetError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+Crop = Literal["squeeze", "center"]
+
+
+def pick_device(name: str) -> torch.device:
+    """ "auto" is a GPU where there is one, else the CPU."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)  # a device torch knows need not be one this machine has
+    except (RuntimeError, AssertionError) as error:
+        raise QuintetError(f"no device {name!r} here: {first_line(error)}") from None
+    return device
+
+
+class FeatureExtractor:
+    """A tower, its view of a picture, and the number of cells its grid is averaged to."""
+
+    def __init__(
+        self,
+        tower: ImageTower,
+        name: str,
+        *,
+        weights: Path | str | None = None,
+        preprocess: Preprocess | None = None,
+        grid: tuple[int, int] = (6, 6),
+        device: str = "cpu",
+    ) -> None:
+        """`name` and `weights` say where the tower came from; `preprocess` is the whole picture unless given."""
+        if min(grid) < 1:
+            raise QuintetError(f"a grid needs at least one row and one column, got {grid[0]} x {grid[1]}")
+        self.device = pick_device(device)
+        self.tower = tower.eval().to(self.device)
+        self.name = name
+        self.weights = None if weights is None else Path(weights).resolve()
+        self.preprocess = preprocess or tower.preprocess.squeezed()
+        self.grid = grid
+        self._cells: np.ndarray | None = None  # (L, 4) in the tower's input; known after the first batch
+        self._checksum: str | None = None
+
+    @staticmethod
+    def create(
+        name: str,
+        weights: Path | str | None = None,
+        *,
+        grid: tuple[int, int] = (6, 6),
+        crop: Crop = "squeeze",
+        device: str = "cpu",
+    ) -> FeatureExtractor:
+        """From a tower's name, as `quintet features` does."""
+        if not is_trained(name, weights):
+            raise QuintetError(
+                f"the image tower {name!r} has no published weights, and features of random ones cannot be made again; "
+                "give the weights of a trained one (--weights FILE)"
+            )
+        if name.startswith("hf:") and Path(name[3:]).expanduser().is_dir():
+            name = f"hf:{Path(name[3:]).expanduser().resolve()}"  # the manifest is read from other folders too
+        tower = create_tower(name, weights)
+        preprocess = replace(tower.preprocess, crop=crop)
+        return FeatureExtractor(tower, name, weights=weights, preprocess=preprocess, grid=grid, device=device)
+
+    @staticmethod
+    def from_state(
+        state: dict[str, Any], *, weights: Path | str | None = None, device: str = "cpu"
+    ) -> FeatureExtractor:
+        """The extractor that made a feature folder, from its manifest's `tower`. `weights`: where the file is now."""
+        try:
+            name, found, checksum, view = state["name"], state["weights"], state["checksum"], state["preprocess"]
+            rows, columns = state["grid"]
+        except KeyError as error:
+            raise QuintetError(
+                f"these features do not say which tower made them (no {error}), so none can be made of a new picture"
+            ) from None
+        file = weights if weights is not None else found
+        extractor = FeatureExtractor(
+            create_tower(name, file),
+            name,
+            weights=file,
+            preprocess=Preprocess.from_state(view),
+            grid=(rows, columns),
+            device=device,
+        )
+        if extractor.checksum != checksum:
+            raise QuintetError(
+                f"the weights of {name!r} ({file or 'installed'}) are not those the features were made with; "
+                "give the original file, or extract the features again"
+            )
+        return extractor
+
+    @property
+    def dim(self) -> int:
+        return self.tower.dim
+
+    @property
+    def fragments(self) -> int:
+        return self.grid[0] * self.grid[1]
+
+    @property
+    def checksum(self) -> str:
+        if self._checksum is None:
+            self._checksum = weights_checksum(self.tower)
+        return self._checksum
+
+    def state(self) -> dict[str, Any]:
+        """What `from_state` needs, as plain JSON values: kept in the manifest of the features."""
+        return {
+            "name": self.name,
+            "weights": None if self.weights is None else str(self.weights),
+            "checksum": self.checksum,
+            "preprocess": self.preprocess.state(),
+            "grid": list(self.grid),
+        }
+
+    @torch.inference_mode()
+    def features(self, pixels: Tensor) -> np.ndarray:
+        """(n, 3, height, width) -> (n, L, dim) float32."""
+        grid = self.tower(pixels.to(self.device, non_blocking=True))  # (n, dim, h, w)
+        self._cells = cell_boxes((grid.shape[2], grid.shape[3]), self.grid)
+        return pool_grid(grid, self.grid).float().cpu().numpy()  # (n, L, dim)
+
+    def boxes(self, sizes: Sequence[tuple[int, int]]) -> np.ndarray:
+        """(n, L, 4) in 0..1 of pictures of these (width, height): the tower's view of each, cut into cells."""
+        assert self._cells is not None, "boxes are known after the first features"
+        views = np.array([self.preprocess.relative_box(*size) for size in sizes]).reshape(-1, 1, 4)
+        start, extent = views[..., [0, 1, 0, 1]], (views[..., 2:] - views[..., :2])[..., [0, 1, 0, 1]]
+        return (start + extent * self._cells).clip(0, 1).astype(np.float32)  # (n, 1, 4) and (L, 4) -> (n, L, 4)
+
+    def __call__(self, pictures: Sequence[Image]) -> ImageBatch:
+        """Features and boxes of pictures in memory (see `quintet.data.pictures.open_picture`)."""
+        if not pictures:
+            raise ValueError("no pictures")
+        features = self.features(torch.stack([self.preprocess(picture) for picture in pictures]))
+        boxes = self.boxes([picture.size for picture in pictures])
+        return ImageBatch(fragments=torch.from_numpy(features), boxes=torch.from_numpy(boxes))

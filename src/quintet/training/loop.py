@@ -1,0 +1,221 @@
+"""One stage of training: batches in, named loss terms out, the best epoch on the validation split kept."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from quintet import processes
+from quintet.data.batches import PairBatch
+from quintet.data.loading import load_pairs
+from quintet.data.sampling import epoch_batches
+from quintet.errors import TrainingError
+from quintet.files import write_json
+from quintet.layers.shared_batchnorm import share_batchnorms
+from quintet.losses.step import Progress, Step, Term
+from quintet.training.build import Objectives, TrainingData, sentences_of
+from quintet.training.checkpoint import load_checkpoint, save_checkpoint, save_tensors
+from quintet.training.health import CollapseWatch, refuse_not_finite
+from quintet.training.logs import Display, Log, Window
+from quintet.training.optim import freeze, lr_factor, make_optimizer, set_lr
+from quintet.training.recipe import AugmentRecipe, StageRecipe
+from quintet.training.validation import validate
+
+
+@dataclass
+class Position:
+    """How far the stage has come: with weights, optimizer and random states, all that resuming needs."""
+
+    epoch: int = 0  # epochs finished
+    batch: int = 0  # batches done in the current epoch
+    step: int = 0  # optimizer steps done
+    best: float | None = None
+    best_epoch: int | None = None
+    best_metrics: dict[str, float] = field(default_factory=dict)
+    window: dict[str, list[float]] = field(default_factory=dict)
+    stuck: int = 0
+
+
+class StageTrainer:
+    """Runs one stage. Knows nothing of methods: the matcher encodes and scores, the objective returns terms."""
+
+    def __init__(
+        self,
+        stage: StageRecipe,
+        matcher: nn.Module,
+        objective: Objectives,
+        data: TrainingData,
+        tokenizer: Any,
+        *,
+        folder: Path,
+        seed: tuple[int, int],
+        device: torch.device,
+        augment: AugmentRecipe,
+        workers: int,
+        display: Display,
+    ) -> None:
+        self.stage, self.data, self.tokenizer = stage, data, tokenizer
+        self.folder, self.seed, self.device, self.workers, self.display = folder, seed, device, workers, display
+        self.matcher = matcher
+        self.module = nn.ModuleDict({"matcher": matcher, "objective": objective}).to(device)
+        share_batchnorms(self.module)
+        freeze(self.module, stage.freeze)
+        self.optimizer = make_optimizer(self.module, stage.optimizer)
+        self.trainable = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
+        self.objective = objective
+        self.train_images = data.image_source(matcher, augment)
+        self.train_sentences = sentences_of(tokenizer, data.train)
+        self.position = Position()
+        self._pending: list[tuple[int, dict[str, Term], Tensor]] = []
+        if stage.compile:
+            matcher.encode_images = torch.compile(matcher.encode_images)  # type: ignore[assignment]
+            matcher.encode_texts = torch.compile(matcher.encode_texts, dynamic=True)  # type: ignore[assignment]
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.folder / "checkpoint.safetensors"
+
+    def run(self, resume: bool = False) -> dict[str, Any]:
+        """Train to the end and return what was selected."""
+        resumed = resume and self.checkpoint.is_file()
+        if resumed:
+            self.position = Position(**load_checkpoint(self.checkpoint, self.module, self.optimizer))
+        else:
+            processes.copy_from_first(self.module)
+        self.window, self.watch = Window(self.position.window), CollapseWatch(self.position.stuck)
+        log = Log(self.folder, self.position.step if resumed else None) if processes.is_first() else None
+        plan = self._plan(self.position.epoch)
+        self.steps_per_epoch = -(-len(plan) // self.stage.accumulate)
+        total = self.steps_per_epoch * self.stage.epochs
+        self.display.stage(self.stage.name, self.stage.epochs, total, self.position.step)
+        try:
+            while self.position.epoch < self.stage.epochs:
+                self._epoch(log)
+        finally:
+            if log is not None:
+                log.close()
+        summary = {"metrics": self.position.best_metrics, "epoch": self.position.best_epoch, "steps": self.position.step}
+        if processes.is_first():
+            write_json(self.folder / "done.json", summary)
+            self.checkpoint.unlink(missing_ok=True)
+        processes.barrier()
+        return summary
+
+    def _plan(self, epoch: int) -> list[np.ndarray]:
+        """The global batches of an epoch, the same for every process and every time it is asked."""
+        batches = self.stage.batches
+        plan = epoch_batches(
+            self.data.train, batches.size, seed=(*self.seed, epoch), per=batches.per, drop_last=batches.drop_last
+        )
+        return [pairs for pairs in plan if len(pairs) >= processes.count()]
+
+    def _epoch(self, log: Log | None) -> None:
+        at = self.position
+        plan = self._plan(at.epoch)
+        self.module.train()
+        began = time.monotonic()
+        for pairs, batch in zip(plan[at.batch :], self._load(plan[at.batch :]), strict=True):
+            set_lr(self.optimizer, lr_factor(self.stage.schedule, at.step, self.steps_per_epoch, self.stage.epochs))
+            self._backward(batch, len(pairs), len(plan))
+            at.batch += 1
+            if at.batch % self.stage.accumulate == 0 or at.batch == len(plan):
+                self._update()
+                self._report(log)
+                if at.step % self.stage.checkpoint_every == 0 and at.batch < len(plan):
+                    self._save()
+        seconds = time.monotonic() - began
+        self._flush()
+        at.epoch, at.batch = at.epoch + 1, 0
+        self._select(log, seconds)
+        self._save()
+
+    def _load(self, plan: list[np.ndarray]) -> Iterator[PairBatch]:
+        shares = [pairs[processes.share(len(pairs))] for pairs in plan]
+        seed = (*self.seed, self.position.epoch)
+        for batch in load_pairs(
+            self.data.train, self.train_images, self.train_sentences, shares, seed=seed, workers=self.workers
+        ):
+            yield batch.to(self.device, non_blocking=True)
+
+    def _backward(self, batch: PairBatch, total: int, batches: int) -> None:
+        at = self.position
+        progress = Progress(epoch=at.epoch + at.batch / batches, step=at.step)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.stage.precision == "bfloat16"):
+            terms = self.objective(Step(self.matcher, batch, progress, total))  # type: ignore[arg-type]
+        loss = torch.zeros((), device=self.device)
+        for term in terms.values():
+            loss = loss + term.weight * self._reduce(term.values)
+        loss.backward()
+        summed = torch.stack([torch.stack([term.values.sum(), term.values.new_tensor(term.values.numel())]) for term in terms.values()])
+        self._pending.append((at.step, terms, summed.detach()))  # (terms, 2); read later, so that the device need not wait
+
+    def _reduce(self, values: Tensor) -> Tensor:
+        if self.stage.reduction == "sum":
+            return values.sum()
+        count = processes.sum_over_processes(torch.tensor(float(values.numel()), device=values.device))
+        return values.sum() / count / self.stage.accumulate
+
+    def _update(self) -> None:
+        processes.sum_gradients(self.trainable)
+        if self.stage.clip is not None:
+            nn.utils.clip_grad_norm_(self.trainable, self.stage.clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.position.step += 1
+
+    def _report(self, log: Log | None) -> None:
+        at = self.position
+        if at.step % self.stage.log_every:
+            if self.device.type == "cpu":
+                self._flush()
+            return
+        self._flush()
+        means = self.window.take()
+        lr = float(self.optimizer.param_groups[-1]["lr"])
+        if log is not None:
+            log.write("train", at.step, epoch=at.epoch, lr=lr, **means)
+            self.display.step(at.epoch, at.step, means, lr)
+
+    def _flush(self) -> None:
+        """Read the pending loss values: refuse NaN, watch for collapse, add them to the log window."""
+        for step, terms, local in self._pending:
+            sums, counts = processes.sum_over_processes(local).T.tolist()
+            means = {name: total / max(count, 1) for name, total, count in zip(terms, sums, counts, strict=True)}
+            refuse_not_finite(means, f"step {step} of stage {self.stage.name!r}")
+            self.window.add(means)
+            message = self.watch.look(terms, means)
+            if message is not None:
+                if self.stage.on_collapse == "stop":
+                    raise TrainingError(message)
+                self.display.note(message)
+        self._pending.clear()
+
+    def _select(self, log: Log | None, seconds: float) -> None:
+        """Measure the validation split; keep the weights when they are the best so far."""
+        at = self.position
+        self.module.eval()
+        metrics = validate(self.matcher, self.data, self.tokenizer, self.device)
+        if self.stage.select not in metrics:
+            raise TrainingError(f"select: {self.stage.select!r} is not a metric; there are {', '.join(sorted(metrics))}")
+        value = metrics[self.stage.select]
+        better = at.best is None or value > at.best
+        if better:
+            at.best, at.best_epoch, at.best_metrics = value, at.epoch, metrics
+            if processes.is_first():
+                facts = {"stage": self.stage.name, "epoch": at.epoch, "metrics": metrics}
+                save_tensors(self.folder / "selected.safetensors", self.matcher.state_dict(), facts)
+        if log is not None:
+            log.write("validation", at.step, epoch=at.epoch, selected=better, seconds=round(seconds, 3), **metrics)
+            self.display.epoch(at.epoch, metrics, better)
+
+    def _save(self) -> None:
+        self._flush()
+        self.position.window, self.position.stuck = dict(self.window.sums), self.watch.count
+        save_checkpoint(self.checkpoint, self.module, self.optimizer, asdict(self.position))

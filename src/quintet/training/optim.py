@@ -1,0 +1,73 @@
+"""Optimizers with parameter groups, and learning rates as plain functions of the step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+
+import torch
+from torch import nn
+
+from quintet.errors import RecipeError
+from quintet.training.recipe import OptimizerRecipe, ScheduleRecipe
+
+
+def freeze(module: nn.Module, patterns: Iterable[str]) -> None:
+    """Stop training the parameters whose names match; a pattern that matches nothing is an error."""
+    named = dict(module.named_parameters())
+    for pattern in patterns:
+        matched = [parameter for name, parameter in named.items() if fnmatchcase(name, pattern)]
+        if not matched:
+            raise RecipeError(f"freeze pattern {pattern!r} matches no parameter; names look like {_some(named)}")
+        for parameter in matched:
+            parameter.requires_grad_(False)
+
+
+def make_optimizer(module: nn.Module, recipe: OptimizerRecipe) -> torch.optim.Optimizer:
+    """Each trainable parameter in the first group whose pattern its name matches, the rest in a default group."""
+    named = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+    if not named:
+        raise RecipeError("there is nothing to train: every parameter is frozen")
+    members: list[list[nn.Parameter]] = [[] for _ in range(len(recipe.groups) + 1)]
+    for name, parameter in named.items():
+        matches = (number for number, group in enumerate(recipe.groups) if fnmatchcase(name, group.match))
+        members[next(matches, len(recipe.groups))].append(parameter)
+    settings = []
+    for group, parameters in zip(recipe.groups, members, strict=False):
+        if not parameters:
+            raise RecipeError(f"optimizer group {group.match!r} matches no trainable parameter; names look like {_some(named)}")
+        decay = recipe.weight_decay if group.weight_decay is None else group.weight_decay
+        settings.append({"params": parameters, "base_lr": recipe.lr * group.lr_scale, "weight_decay": decay})
+    if members[-1]:
+        settings.append({"params": members[-1], "base_lr": recipe.lr, "weight_decay": recipe.weight_decay})
+    if recipe.name == "sgd":
+        return torch.optim.SGD(settings, lr=recipe.lr, momentum=recipe.momentum, nesterov=recipe.nesterov)
+    return {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[recipe.name](settings, lr=recipe.lr)
+
+
+def _some(named: dict[str, nn.Parameter]) -> str:
+    return ", ".join(repr(name) for name in list(named)[:3])
+
+
+def lr_factor(recipe: ScheduleRecipe, step: int, steps_per_epoch: int, epochs: int) -> float:
+    """What the learning rate is multiplied by at optimizer step `step` (from 0).
+
+    >>> lr_factor(ScheduleRecipe(kind="step", every=2), step=25, steps_per_epoch=10, epochs=4)
+    0.1
+    """
+    epoch = step / steps_per_epoch
+    if recipe.kind == "step":
+        factor = recipe.factor ** (int(epoch) // recipe.every)
+    elif recipe.kind == "multistep":
+        factor = recipe.factor ** sum(epoch >= milestone for milestone in recipe.milestones)
+    elif recipe.kind == "cosine":
+        factor = recipe.floor + (1 - recipe.floor) * (1 + math.cos(math.pi * min(1.0, epoch / epochs))) / 2
+    else:
+        factor = 1.0
+    return factor * min(1.0, (step + 1) / recipe.warmup_steps) if recipe.warmup_steps else factor
+
+
+def set_lr(optimizer: torch.optim.Optimizer, factor: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = group["base_lr"] * factor

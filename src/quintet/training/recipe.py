@@ -1,0 +1,263 @@
+"""Recipes: one YAML file names the data, the matcher and the stages of its training."""
+
+from __future__ import annotations
+
+import difflib
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from quintet.errors import RecipeError, suggest
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class TokenizerRecipe(_Strict):
+    """How sentences become token ids."""
+
+    kind: Literal["words", "wordpiece"] = "words"
+    min_count: int = Field(4, ge=1, description="words: how often a word must occur in the training split")
+    longest: int | None = Field(None, ge=3, description="longer sentences are cut to so many tokens, marks included")
+    vocabulary: Path | None = Field(None, description="words: SCAN's JSON instead of one built here")
+    source: str | None = Field(None, description="wordpiece: vocab.txt, folder or hub name; none: trained on the corpus")
+    size: int = Field(8000, ge=10, description="wordpiece: how many pieces, when trained on the corpus")
+    word_vectors: Path | None = Field(None, description="GloVe or word2vec file for the first word embeddings")
+
+
+class AugmentRecipe(_Strict):
+    """Random changes of pixels in training."""
+
+    crop: Literal["none", "resized", "shift"] = Field("none", description="shift: a crop from a slightly larger picture")
+    flip: float = Field(0.0, ge=0, le=1, description="how often a picture is mirrored; 0 where left and right matter")
+
+
+class DataRecipe(_Strict):
+    """Which corpus, and how its pictures and sentences are read."""
+
+    corpus: Path | None = Field(None, description="a corpus folder; `--corpus` on the command line sets it")
+    features: str | None = Field(None, description="a folder under CORPUS/features; none: the matcher reads pixels")
+    train: str = "train"
+    validation: str = "dev"
+    test: str = "test"
+    tokenizer: TokenizerRecipe = TokenizerRecipe()
+    augment: AugmentRecipe = AugmentRecipe()
+    workers: int = Field(0, ge=0, description="processes that load batches; 0: the training process itself")
+    limit: int | None = Field(None, ge=2, description="train on the first so many groups only, for trials")
+
+
+class NamedRecipe(BaseModel):
+    """A name and the plain arguments of what it names; they are checked by its builder."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    name: str
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+
+class BatchRecipe(_Strict):
+    kind: Literal["random"] = "random"
+    size: int = Field(128, ge=2, description="pairs in a batch, over all processes")
+    per: Literal["texts", "images"] = Field("texts", description="an epoch visits each text once, or each image once")
+    drop_last: bool = False
+
+
+class GroupRecipe(_Strict):
+    """Parameters whose name matches the pattern get their own settings; the first match counts."""
+
+    match: str = Field(description="a pattern of names, as in 'matcher.text_encoder.*'")
+    lr_scale: float = Field(1.0, ge=0)
+    weight_decay: float | None = Field(None, ge=0)
+
+
+class OptimizerRecipe(_Strict):
+    name: Literal["adam", "adamw", "sgd"] = "adam"
+    lr: float = Field(2e-4, gt=0)
+    weight_decay: float = Field(0.0, ge=0)
+    momentum: float = Field(0.9, ge=0, lt=1, description="sgd only")
+    nesterov: bool = Field(False, description="sgd only")
+    groups: tuple[GroupRecipe, ...] = ()
+
+
+class ScheduleRecipe(_Strict):
+    """The learning rate over time, as a factor of the optimizer's."""
+
+    kind: Literal["constant", "step", "multistep", "cosine"] = "constant"
+    every: int = Field(15, ge=1, description="step: epochs between two decays")
+    milestones: tuple[float, ...] = Field((), description="multistep: epochs after which it decays")
+    factor: float = Field(0.1, gt=0, description="step and multistep: what one decay multiplies by")
+    floor: float = Field(0.0, ge=0, description="cosine: the last factor")
+    warmup_steps: int = Field(0, ge=0, description="linear from zero")
+
+
+class StageRecipe(_Strict):
+    """One round of training."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9_-]+$")
+    init: str = Field("scratch", description="scratch, previous (the stage before), or a run folder")
+    freeze: tuple[str, ...] = Field((), description="patterns of parameter names that are not trained")
+    loss: dict[str, dict[str, Any]] = Field(description="losses by name, each with its arguments")
+    reduction: Literal["sum", "mean"] = Field("sum", description="over the anchors of the batch")
+    batches: BatchRecipe = BatchRecipe()
+    optimizer: OptimizerRecipe = OptimizerRecipe()
+    schedule: ScheduleRecipe = ScheduleRecipe()
+    epochs: int = Field(30, ge=1)
+    clip: float | None = Field(2.0, gt=0, description="largest norm of the whole gradient")
+    accumulate: int = Field(1, ge=1, description="batches per optimizer step; each has its own negatives")
+    precision: Literal["float32", "bfloat16"] = "float32"
+    compile: bool = Field(False, description="torch.compile the two encoders")
+    select: str = Field("rsum", description="the validation metric whose best epoch is kept")
+    checkpoint_every: int = Field(200, ge=1, description="optimizer steps between two checkpoints")
+    log_every: int = Field(20, ge=1, description="optimizer steps between two log lines")
+    on_collapse: Literal["warn", "stop"] = "warn"
+
+    @model_validator(mode="after")
+    def _loss_is_named(self) -> StageRecipe:
+        if not self.loss:
+            raise ValueError("a stage needs at least one loss")
+        return self
+
+
+class Recipe(_Strict):
+    name: str
+    seed: int = 0
+    data: DataRecipe = DataRecipe()
+    matcher: NamedRecipe
+    stages: tuple[StageRecipe, ...]
+
+    @model_validator(mode="after")
+    def _stage_names_differ(self) -> Recipe:
+        names = [stage.name for stage in self.stages]
+        if not names:
+            raise ValueError("a recipe needs at least one stage")
+        if len(set(names)) != len(names):
+            raise ValueError(f"stages must have different names, got {names}")
+        return self
+
+
+def list_recipes() -> dict[str, str]:
+    """The shipped recipes: name -> what its header comment says."""
+    folder = resources.files("quintet") / "recipes"
+    found = {}
+    for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
+        if entry.name.endswith(".yaml"):
+            found[entry.name.removesuffix(".yaml")] = _header(entry.read_text(encoding="utf-8"))
+    return found
+
+
+def _header(text: str) -> str:
+    lines = []
+    for line in text.splitlines():
+        if not line.startswith("#"):
+            break
+        lines.append(line.lstrip("# "))
+    return "\n".join(lines)
+
+
+def load_recipe(source: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> Recipe:
+    """A shipped recipe by name or a YAML file, with `key=value` overrides applied."""
+    return parse_recipe(_read(source), overrides, str(source))
+
+
+def parse_recipe(content: Any, overrides: list[str] | tuple[str, ...] = (), where: str = "recipe") -> Recipe:
+    if not isinstance(content, dict):
+        raise RecipeError(f"{where}: a recipe is a mapping of keys to values")
+    for override in overrides:
+        _apply(content, override)
+    try:
+        return Recipe.model_validate(content)
+    except ValidationError as error:
+        raise RecipeError(f"{where}: " + "; ".join(_explain(problem) for problem in error.errors())) from None
+
+
+def recipe_yaml(recipe: Recipe) -> str:
+    """The whole recipe, defaults included, as YAML that `load_recipe` reads back."""
+    return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=120)
+
+
+def recipe_text(name: str) -> str:
+    """The YAML of a shipped recipe."""
+    shipped = list_recipes()
+    if name not in shipped:
+        raise RecipeError(f"there is no recipe {name!r}; {suggest(name, shipped)}")
+    return (resources.files("quintet") / "recipes" / f"{name}.yaml").read_text(encoding="utf-8")
+
+
+def _read(source: str | Path) -> Any:
+    path = Path(source)
+    is_file = path.suffix in (".yaml", ".yml")
+    if is_file and not path.is_file():
+        raise RecipeError(f"recipe file {path} does not exist")
+    text = path.read_text(encoding="utf-8") if is_file else recipe_text(str(source))
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise RecipeError(f"{source} is not valid YAML: {error}") from None
+
+
+def _apply(content: dict[str, Any], override: str) -> None:
+    """Set `a.b.c=value`; stages are addressed by name or number, and `stages.*` means all of them."""
+    key, equals, text = override.partition("=")
+    if not equals or not key:
+        raise RecipeError(f"override {override!r} is not of the form key=value, as in stages.online.epochs=5")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise RecipeError(f"override {override!r}: the value is not valid YAML: {error}") from None
+    *path, last = key.split(".")
+    places: list[Any] = [content]
+    for part in path:
+        places = [inner for place in places for inner in _enter(place, part, override)]
+    for place in places:
+        if not isinstance(place, dict):
+            raise RecipeError(f"override {override!r}: {'.'.join(path)!r} is not a mapping")
+        place[last] = value
+
+
+def _enter(place: Any, part: str, override: str) -> list[Any]:
+    """What `part` names inside `place`: a key of a mapping, or an entry of a list by name, by number or all by `*`."""
+    if isinstance(place, dict):
+        if place.get(part) is None:
+            place[part] = {}
+        return [place[part]]
+    if not isinstance(place, list):
+        raise RecipeError(f"override {override!r}: nothing can be set inside {part!r}")
+    if part == "*":
+        return place
+    names = [str(entry.get("name", number)) for number, entry in enumerate(place)]
+    if part.isdigit() and int(part) < len(place):
+        return [place[int(part)]]
+    if part in names:
+        return [place[names.index(part)]]
+    raise RecipeError(f"override {override!r}: no entry {part!r} there; {suggest(part, names)}")
+
+
+def _explain(problem: Any) -> str:
+    location = [str(part) for part in problem["loc"]]
+    key = ".".join(location)
+    if problem["type"] == "extra_forbidden":
+        return f"unknown key {key!r}{_nearest_key(location)}"
+    if problem["type"] == "missing":
+        return f"{key!r} is missing"
+    return f"{key!r}: {problem['msg']} (got {str(problem['input'])[:80]!r})"
+
+
+def _nearest_key(location: list[str]) -> str:
+    """Suggest the nearest field of the model that the unknown key stands in."""
+    model: Any = Recipe
+    for part in location[:-1]:
+        if part.isdigit():
+            continue
+        annotation = model.model_fields[part].annotation
+        candidates = [annotation, *getattr(annotation, "__args__", ())]
+        model = next((item for item in candidates if isinstance(item, type) and issubclass(item, BaseModel)), None)
+        if model is None:
+            return ""
+    near = difflib.get_close_matches(location[-1], model.model_fields, n=1, cutoff=0.5)
+    return f"; did you mean {near[0]!r}?" if near else f"; known here: {', '.join(sorted(model.model_fields))}"

@@ -1,0 +1,151 @@
+"""Training a recipe: its stages one after the other, in a run folder that can be resumed at any time."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from quintet import processes
+from quintet.data.tokenizers import Tokenizer, load_tokenizer
+from quintet.errors import RunError
+from quintet.files import read_json, write_text
+from quintet.training.build import (
+    TrainingData,
+    build_matcher,
+    build_objective,
+    build_tokenizer,
+    complete_model,
+    initial_weights,
+    open_data,
+)
+from quintet.training.checkpoint import load_tensors
+from quintet.training.logs import Display, Silent
+from quintet.training.loop import StageTrainer
+from quintet.training.recipe import Recipe, StageRecipe, load_recipe, recipe_yaml
+from quintet.training.run import finish_run, load_weights, read_head, start_run
+
+
+def train(recipe: Recipe, out: Path | str, *, device: str = "auto", display: Display | None = None) -> dict[str, Any]:
+    """Train a recipe into a new run folder. Returns the selected validation metrics of each stage."""
+    out = Path(out)
+    if (out / "run.json").exists():
+        raise RunError(f"{out} holds a run already; resume it with `quintet train --resume {out}`, or choose another folder")
+    with _processes(device) as place:
+        data = open_data(recipe)
+        tokenizer = build_tokenizer(recipe.data.tokenizer, data.train)
+        model = complete_model(recipe, data, tokenizer)
+        if processes.is_first():
+            write_text(out / "recipe.yaml", recipe_yaml(recipe))
+            start_run(
+                out, name=recipe.name, model=model, tokenizer=tokenizer, image_input=data.image_input(), corpus=data.corpus.root
+            )
+        processes.barrier()
+        return _run_stages(recipe, out, data, tokenizer, place, display or Silent())
+
+
+def resume(out: Path | str, *, device: str = "auto", display: Display | None = None) -> dict[str, Any]:
+    """Go on with a run exactly where its last checkpoint stands."""
+    out = Path(out)
+    head = read_head(out)
+    if head["status"] == "complete":
+        return {name: summary for name, summary in head.get("stages", {}).items()}
+    if not (out / "tokenizer.json").is_file() or not (out / "recipe.yaml").is_file():
+        raise RunError(f"{out} stopped before its first step and cannot be resumed; remove the folder and train again")
+    with _processes(device) as place:
+        recipe = load_recipe(out / "recipe.yaml")
+        data = open_data(recipe)
+        tokenizer = load_tokenizer(out / "tokenizer.json")
+        return _run_stages(recipe, out, data, tokenizer, place, display or Silent())
+
+
+def _run_stages(
+    recipe: Recipe, out: Path, data: TrainingData, tokenizer: Tokenizer, device: torch.device, display: Display
+) -> dict[str, Any]:
+    model = read_json(out / "model.json")
+    summaries: dict[str, Any] = {}
+    previous: Path | None = None
+    for number, stage in enumerate(recipe.stages):
+        folder = out / "stages" / stage.name
+        if (folder / "done.json").is_file():
+            summaries[stage.name] = read_json(folder / "done.json")
+        else:
+            trainer = _make_trainer(recipe, number, stage, model, data, tokenizer, folder, previous, device, display)
+            summaries[stage.name] = trainer.run(resume=True)
+        previous = folder / "selected.safetensors"
+    assert previous is not None
+    if processes.is_first():
+        finish_run(out, load_tensors(previous)[0], {"stages": summaries})
+    processes.barrier()
+    return summaries
+
+
+def _make_trainer(
+    recipe: Recipe,
+    number: int,
+    stage: StageRecipe,
+    model: dict[str, Any],
+    data: TrainingData,
+    tokenizer: Tokenizer,
+    folder: Path,
+    previous: Path | None,
+    device: torch.device,
+    display: Display,
+) -> StageTrainer:
+    # The same first weights whether or not an earlier stage ran in this process; dropout differs between processes.
+    torch.manual_seed(_mix(recipe.seed, number, 0))
+    matcher = build_matcher(model, recipe.data.tokenizer, tokenizer, recipe.seed)
+    weights = initial_weights(stage, previous)
+    if weights is not None:
+        load_weights(matcher, weights, Path(stage.init))
+    objective = build_objective(stage, matcher, tokenizer, data)
+    torch.manual_seed(_mix(recipe.seed, number, 1 + processes.rank()))
+    return StageTrainer(
+        stage,
+        matcher,
+        objective,
+        data,
+        tokenizer,
+        folder=folder,
+        seed=(recipe.seed, number),
+        device=device,
+        augment=recipe.data.augment,
+        workers=recipe.data.workers,
+        display=display,
+    )
+
+
+def _mix(seed: int, stage: int, stream: int) -> int:
+    return (seed * 1009 + stage) * 10_007 + stream
+
+
+class _processes:  # noqa: N801 (a context manager, used like a function)
+    """Join the process group that torchrun announces, for as long as training lasts, and say which device to use."""
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+        self.joined = False
+
+    def __enter__(self) -> torch.device:
+        device = choose_device(self.device)
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
+            dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+            self.joined = True
+        return device
+
+    def __exit__(self, *_: object) -> None:
+        if self.joined:
+            dist.destroy_process_group()
+
+
+def choose_device(name: str) -> torch.device:
+    """"auto" is the GPU of this process where there is one, else the CPU."""
+    if name == "auto":
+        name = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu"
+    device = torch.device(name)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    return device

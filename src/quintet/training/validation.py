@@ -1,0 +1,39 @@
+"""How good the matcher is on the validation split, in the middle of training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from quintet import processes
+from quintet.codes import Codes
+from quintet.data.loading import Sentences, image_batches, text_batches
+from quintet.evaluation.evaluate import encode_split, evaluate_members
+from quintet.evaluation.scoring import Member
+from quintet.training.build import TrainingData
+
+BATCH = 128
+
+
+def validate(matcher: Any, data: TrainingData, tokenizer: Any, device: torch.device) -> dict[str, float]:
+    """The metrics of the validation split. Each process encodes its share; all of them measure the whole."""
+    split = data.validation
+    images = split.images[processes.share(len(split.images))]
+    sentences = Sentences(tokenizer, split.texts[processes.share(len(split.texts))])
+    codes = encode_split(
+        matcher,
+        image_batches(data.image_source(matcher), images, BATCH),
+        text_batches(sentences, BATCH),
+        device=device,
+        keep=device,
+    )
+    image_codes, text_codes = (
+        _gathered(part, total) for part, total in zip(codes, (len(split.images), len(split.texts)), strict=True)
+    )
+    return evaluate_members([Member(matcher, image_codes, text_codes)], split, bootstrap=0, device=device).metrics
+
+
+def _gathered(codes: Codes, total: int) -> Codes:
+    with torch.no_grad():
+        return processes.gather_codes(codes, total)

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from quintet.data.batches import ImageBatch, PairBatch, TextBatch
+
+
+def test_from_ids_pads_to_the_longest() -> None:
+    batch = TextBatch.from_ids([[1, 5, 2], [1, 2], [7]])
+    assert batch.tokens.tolist() == [[1, 5, 2], [1, 2, 0], [7, 0, 0]]
+    assert batch.lengths.tolist() == [3, 2, 1]
+    assert batch.real().tolist() == [[True] * 3, [True, True, False], [True, False, False]]
+    assert len(batch) == 3
+
+
+def test_from_ids_of_nothing() -> None:
+    assert len(TextBatch.from_ids([])) == 0
+
+
+def test_lengths_may_be_a_plain_list() -> None:
+    batch = TextBatch(torch.ones(2, 3, dtype=torch.int64), [3, 1])  # type: ignore[arg-type]
+    assert batch.lengths.tolist() == [3, 1]
+
+
+@pytest.mark.parametrize("lengths", [[0, 2], [1, 4], [2], [-1, 1]])
+def test_impossible_lengths_are_refused(lengths: list[int]) -> None:
+    with pytest.raises(ValueError, match="lengths"):
+        TextBatch(torch.ones(2, 3, dtype=torch.int64), torch.tensor(lengths))
+
+
+def test_an_empty_sentence_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"1\.\."):
+        TextBatch.from_ids([[1, 2], []])
+
+
+def test_tokens_of_a_wrong_shape_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"\(n, L\)"):
+        TextBatch(torch.ones(3, dtype=torch.int64), torch.ones(3, dtype=torch.int64))
+
+
+def test_images_hold_fragments_or_pixels() -> None:
+    fragments, pixels = torch.zeros(2, 5, 8), torch.zeros(2, 3, 4, 4)
+    assert len(ImageBatch(fragments=fragments)) == len(ImageBatch(pixels=pixels)) == 2
+    for arguments in ({}, {"fragments": fragments, "pixels": pixels}):
+        with pytest.raises(ValueError, match="either fragments or pixels"):
+            ImageBatch(**arguments)
+    with pytest.raises(ValueError, match=r"\(n, L, d\)"):
+        ImageBatch(fragments=torch.zeros(2, 8))
+    with pytest.raises(ValueError, match=r"\(n, 3, height, width\)"):
+        ImageBatch(pixels=torch.zeros(2, 3, 4))
+
+
+def test_real_fragments_with_and_without_a_mask() -> None:
+    fragments = torch.zeros(2, 3, 8)
+    mask = torch.tensor([[True, False, False], [True, True, True]])
+    assert ImageBatch(fragments=fragments).real().all()
+    assert ImageBatch(fragments=fragments, mask=mask).real() is mask
+    with pytest.raises(ValueError, match="pixels"):
+        ImageBatch(pixels=torch.zeros(1, 3, 4, 4)).real()
+
+
+def test_a_pair_batch_moves_with_all_its_parts() -> None:
+    rows = torch.arange(2)
+    images = ImageBatch(fragments=torch.zeros(2, 3, 8), mask=torch.ones(2, 3, dtype=torch.bool))
+    pairs = PairBatch(images, TextBatch.from_ids([[1, 2], [1]]), rows, rows, rows, rows)
+    moved = pairs.to("meta")
+    assert len(moved) == 2
+    assert moved.images.fragments is not None
+    assert moved.images.mask is not None
+    tensors = (moved.images.fragments, moved.images.mask, moved.texts.tokens, moved.texts.lengths, moved.image_groups)
+    assert {tensor.device.type for tensor in tensors} == {"meta"}
+    assert moved.images.boxes is None
+    assert pairs.image_rows.device.type == "cpu"

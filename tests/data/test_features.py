@@ -1,0 +1,235 @@
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quintet.data.features import FeatureStore, Part, write_manifest
+from quintet.errors import CorpusError
+
+
+def make_store(folder: Path, *, parts: int = 2, boxes: bool = True, lengths: bool = False, dtype: str = "float32") -> None:
+    """Ids x0, x1, ... scattered over `parts` arrays of 5 rows, 4 fragments of 3; every entry tells where it is."""
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for number in range(parts):
+        values = (np.arange(60).reshape(5, 4, 3) + 100 * number).astype(dtype)
+        np.save(folder / f"f{number}.npy", values)
+        np.save(folder / f"b{number}.npy", np.full((5, 4, 4), (number + 1) / 10, dtype=np.float32))
+        np.save(folder / f"l{number}.npy", np.array([4, 1, 2, 3, 4]))
+        written.append(Part(f"f{number}.npy", f"b{number}.npy" if boxes else None, f"l{number}.npy" if lengths else None))
+    rows = np.array([(n % parts, n // parts) for n in range(5 * parts)])
+    write_manifest(folder, [f"x{n}" for n in range(len(rows))], rows, written, fragments=4, dim=3, tower={"name": "t"})
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@settings(max_examples=20, deadline=None)
+@given(wanted=st.lists(st.integers(0, 9), min_size=1, max_size=12))
+def test_rows_come_by_id_in_the_order_asked(
+    tmp_path_factory: pytest.TempPathFactory, dtype: str, wanted: list[int]
+) -> None:
+    folder = tmp_path_factory.mktemp("store")
+    make_store(folder, dtype=dtype)
+    batch = FeatureStore(folder).batch([f"x{n}" for n in wanted])
+    assert batch.fragments is not None
+    assert batch.boxes is not None
+    assert batch.fragments.dtype == torch.float32
+    assert batch.mask is None
+    for row, n in enumerate(wanted):
+        expected = np.load(folder / f"f{n % 2}.npy")[n // 2]
+        assert np.array_equal(batch.fragments[row].numpy(), expected)
+        assert torch.all(batch.boxes[row] == torch.tensor((n % 2 + 1) / 10))
+
+
+def test_lengths_pad_with_zeros_and_mask(tmp_path: Path) -> None:
+    make_store(tmp_path, parts=1, lengths=True)
+    batch = FeatureStore(tmp_path).batch(["x1", "x4", "x2"])
+    assert batch.mask is not None
+    assert batch.fragments is not None
+    assert batch.mask.sum(1).tolist() == [1, 4, 2]
+    assert batch.mask[2].tolist() == [True, True, False, False]
+    assert torch.all(batch.fragments[~batch.mask] == 0)
+    assert batch.fragments[0, 0].tolist() == [12, 13, 14]
+
+
+def test_parts_of_different_lengths_are_padded(tmp_path: Path) -> None:
+    np.save(tmp_path / "long.npy", np.ones((1, 4, 2), np.float32))
+    np.save(tmp_path / "short.npy", np.ones((1, 2, 2), np.float16))
+    parts = [Part("long.npy"), Part("short.npy")]
+    write_manifest(tmp_path, ["a", "b"], np.array([[0, 0], [1, 0]]), parts, fragments=4, dim=2, tower={})
+    batch = FeatureStore(tmp_path).batch(["b", "a"])
+    assert batch.mask is not None
+    assert batch.mask.sum(1).tolist() == [2, 4]
+    assert batch.boxes is None
+
+
+def test_several_ids_may_share_a_row_and_paths_may_be_absolute(tmp_path: Path) -> None:
+    np.save(tmp_path / "far.npy", np.arange(6, dtype=np.float32).reshape(2, 1, 3))
+    folder = tmp_path / "store"
+    part = Part(str(tmp_path / "far.npy"))
+    write_manifest(folder, ["a", "b"], np.array([[0, 1], [0, 1]]), [part], fragments=1, dim=3, tower={})
+    batch = FeatureStore(folder).batch(["a", "b"])
+    assert batch.fragments is not None
+    assert batch.fragments[:, 0].tolist() == [[3, 4, 5], [3, 4, 5]]
+
+
+def test_missing_ids_are_counted_and_named(tmp_path: Path) -> None:
+    make_store(tmp_path)
+    store = FeatureStore(tmp_path)
+    assert "x3" in store
+    assert "y" not in store
+    assert len(store) == 10
+    with pytest.raises(CorpusError, match="no features for 2 of 3 images, first 'y'"):
+        store.require(["x1", "y", "z"])
+    with pytest.raises(CorpusError, match="no features for 1 of 2"):
+        store.batch(["x1", "y"])
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_features_that_are_not_finite_are_refused(tmp_path: Path, bad: float) -> None:
+    make_store(tmp_path)
+    values = np.load(tmp_path / "f1.npy")
+    values[2, 3, 1] = bad
+    np.save(tmp_path / "f1.npy", values)
+    store = FeatureStore(tmp_path)
+    store.batch(["x0", "x2"])
+    with pytest.raises(CorpusError, match="image 'x5' hold NaN or infinity"):
+        store.batch(["x0", "x5"])
+
+
+def test_both_infinities_do_not_cancel(tmp_path: Path) -> None:
+    make_store(tmp_path)
+    values = np.load(tmp_path / "f0.npy")
+    values[0, 0, :2] = np.inf, -np.inf
+    np.save(tmp_path / "f0.npy", values)
+    with pytest.raises(CorpusError, match="x0"):
+        FeatureStore(tmp_path).batch(["x0"])
+
+
+def test_padding_that_is_never_used_may_hold_anything(tmp_path: Path) -> None:
+    make_store(tmp_path, parts=1, lengths=True)
+    values = np.load(tmp_path / "f0.npy")
+    values[1, 1:] = np.nan  # x1 has one fragment
+    np.save(tmp_path / "f0.npy", values)
+    FeatureStore(tmp_path).batch(["x1"])
+
+
+def test_no_manifest_means_unfinished(tmp_path: Path) -> None:
+    make_store(tmp_path)
+    (tmp_path / "manifest.json").unlink()
+    with pytest.raises(CorpusError, match="no finished features"):
+        FeatureStore(tmp_path)
+
+
+def test_a_newer_version_is_refused(tmp_path: Path) -> None:
+    make_store(tmp_path)
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest | {"version": 2}))
+    with pytest.raises(CorpusError, match="up to version 1"):
+        FeatureStore(tmp_path)
+
+
+def _truncate(folder: Path) -> None:
+    data = (folder / "f0.npy").read_bytes()
+    (folder / "f0.npy").write_bytes(data[:-8])
+
+
+@pytest.mark.parametrize(
+    ("harm", "message"),
+    [
+        (_truncate, "not a complete .npy"),
+        (lambda folder: (folder / "f0.npy").unlink(), "does not exist; was it moved"),
+        (lambda folder: (folder / "f0.npy").write_bytes(b"hello"), "not a complete .npy"),
+        (lambda folder: np.save(folder / "f0.npy", np.array([{}])), "not a complete .npy"),
+        (lambda folder: np.save(folder / "f0.npy", np.zeros((5, 3))), "expected .rows, fragments, dim."),
+        (lambda folder: np.save(folder / "f0.npy", np.zeros((4, 4, 3))), "rows that the arrays do not have"),
+        (lambda folder: np.save(folder / "rows.npy", np.full((10, 2), -1)), "rows that the arrays do not have"),
+        (lambda folder: np.save(folder / "rows.npy", np.full((10, 2), 2)), "rows that the arrays do not have"),
+        (lambda folder: np.save(folder / "f0.npy", np.zeros((5, 6, 3))), "the manifest says 4 of 3"),
+        (lambda folder: np.save(folder / "f0.npy", np.zeros((5, 4, 8))), "expected boxes|the manifest says 4 of 3"),
+        (lambda folder: np.save(folder / "b0.npy", np.zeros((5, 3, 4))), "expected boxes of shape"),
+        (lambda folder: np.save(folder / "l0.npy", np.array([1, 2, 3, 4, 5])), "lengths from 1 to 4"),
+        (lambda folder: np.save(folder / "l0.npy", np.array([1, 2, 3])), "expected 5 lengths"),
+        (lambda folder: (folder / "ids.json").write_text('["x0"]'), "1 ids for 10 rows"),
+        (lambda folder: (folder / "ids.json").write_text(json.dumps(["x0"] * 10)), "names an image twice"),
+    ],
+)
+def test_damage_is_found_on_opening(tmp_path: Path, harm: object, message: str) -> None:
+    make_store(tmp_path, lengths=message.endswith("4") or "lengths" in message, boxes="boxes" in message)
+    assert callable(harm)
+    harm(tmp_path)
+    with pytest.raises(CorpusError, match=message):
+        FeatureStore(tmp_path)
+
+
+def test_pickling_sends_the_folder_not_the_arrays(tmp_path: Path) -> None:
+    np.save(tmp_path / "f.npy", np.ones((1000, 10, 10), np.float32))
+    write_manifest(tmp_path, ["a"], np.array([[0, 7]]), [Part("f.npy")], fragments=10, dim=10, tower={})
+    data = pickle.dumps(FeatureStore(tmp_path))
+    assert len(data) < 1000
+    assert pickle.loads(data).batch(["a"]).fragments.shape == (1, 10, 10)
+
+
+READ_AT_RANDOM = """
+import sys
+from pathlib import Path
+import numpy as np
+from quintet.data.features import FeatureStore
+
+def resident():
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmRSS"))
+    return int(line.split()[1]) / 1024
+
+store = FeatureStore(sys.argv[1])
+rng = np.random.default_rng(0)
+before = peak = resident()
+for _ in range(int(sys.argv[2])):
+    store.batch([store.ids[row] for row in rng.integers(0, len(store), 64)])
+    peak = max(peak, resident())
+print(peak - before)
+"""
+
+
+def grown_by(folder: Path, *, gib: float, shape: tuple[int, int], batches: int) -> float:
+    """MiB that a process grows by while it reads random batches of a sparse file of `gib` GiB."""
+    rows = int(gib * 2**30 / (shape[0] * shape[1] * 4))
+    with (folder / "sparse.npy").open("wb") as file:
+        header = {"descr": "<f4", "fortran_order": False, "shape": (rows, *shape)}
+        np.lib.format.write_array_header_1_0(file, header)
+        file.truncate(file.tell() + rows * shape[0] * shape[1] * 4)
+    places = np.stack([np.zeros(rows, dtype=np.int64), np.arange(rows)], axis=1)
+    ids = [str(row) for row in range(rows)]
+    write_manifest(folder, ids, places, [Part("sparse.npy")], fragments=shape[0], dim=shape[1], tower={})
+    command = [sys.executable, "-c", READ_AT_RANDOM, str(folder), str(batches)]
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return float(output)
+
+
+linux = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
+
+
+@linux
+def test_a_large_file_stays_on_disk(tmp_path: Path) -> None:
+    # 32 batches read 0.56 GiB of rows in all; without giving pages back they would all stay.
+    assert grown_by(tmp_path, gib=2, shape=(36, 2048), batches=32) < 450
+
+
+@linux
+@pytest.mark.slow
+def test_thirty_gib_stay_on_disk(tmp_path: Path) -> None:
+    assert grown_by(tmp_path, gib=30, shape=(36, 2048), batches=80) < 450
+
+
+@linux
+@pytest.mark.slow
+def test_small_rows_of_a_large_file_stay_on_disk(tmp_path: Path) -> None:
+    # Each row is 4 KiB, but touching it maps its neighbourhood.
+    assert grown_by(tmp_path, gib=2, shape=(1, 1024), batches=250) < 450

@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quintet.data.vocabulary import MARKS, WordVocabulary
+from quintet.data.words import split_words
+from quintet.errors import QuintetError, RunError
+from quintet.files import read_json, write_json
+
+SENTENCES = ["A dog runs.", "A dog sits.", "the cat sits.", "A zebra"]
+
+
+def test_order_is_falling_count_then_alphabet() -> None:
+    vocabulary = WordVocabulary.build(SENTENCES, min_count=1)
+    assert vocabulary.words == [*MARKS, ".", "a", "dog", "sits", "cat", "runs", "the", "zebra"]
+
+
+def test_the_order_of_sentences_does_not_matter() -> None:
+    shuffled = SENTENCES * 3
+    random.Random(0).shuffle(shuffled)
+    assert WordVocabulary.build(shuffled).words == WordVocabulary.build(SENTENCES * 3).words
+
+
+def test_min_count_defaults_to_four() -> None:
+    assert WordVocabulary.build(["dog"] * 4 + ["cat"] * 3).words == [*MARKS, "dog"]
+
+
+def test_max_words_keeps_the_most_frequent() -> None:
+    assert WordVocabulary.build(SENTENCES, min_count=1, max_words=2).words == [*MARKS, ".", "a"]
+
+
+def test_a_caption_that_spells_a_mark_does_not_become_one() -> None:
+    vocabulary = WordVocabulary.build(["<pad> <start> a"], min_count=1)
+    assert vocabulary.ids("<pad>").count(0) == 0
+    assert len(set(vocabulary.words)) == len(vocabulary.words)
+
+
+def test_ids_with_and_without_marks() -> None:
+    vocabulary = WordVocabulary.build(SENTENCES, min_count=1)
+    bare = WordVocabulary(vocabulary.words, marks=False)
+    assert vocabulary.ids("A dog flies") == [1, 5, 6, 3, 2]
+    assert bare.ids("A dog flies") == [5, 6, 3]
+    assert vocabulary.ids("") == [1, 2]
+    assert bare.ids("") == [3]
+    assert vocabulary.pad == 0
+
+
+def test_longest_cuts_and_keeps_the_marks() -> None:
+    vocabulary = WordVocabulary.build(SENTENCES, min_count=1, longest=4)
+    assert vocabulary.tokens("a dog sits .") == ["<start>", "a", "dog", "<end>"]
+    assert vocabulary.ids("a dog sits .") == [1, 5, 6, 2]
+    again = WordVocabulary.from_state(vocabulary.state())
+    assert again.ids("a " * 50) == [1, 5, 5, 2]
+    assert WordVocabulary(vocabulary.words, marks=False, longest=3).ids("a " * 50) == [5, 5, 5]
+    with pytest.raises(ValueError, match="longest"):
+        WordVocabulary(vocabulary.words, longest=2)
+
+
+@settings(deadline=None)
+@given(st.text())
+def test_tokens_are_as_many_as_ids(sentence: str) -> None:
+    for marks in (True, False):
+        vocabulary = WordVocabulary([*MARKS, "a", "."], marks=marks)
+        assert len(vocabulary.ids(sentence)) == len(vocabulary.tokens(sentence)) >= 1
+
+
+def test_coverage_counts_unknown_words() -> None:
+    vocabulary = WordVocabulary.build(["a dog"], min_count=1)
+    coverage = vocabulary.coverage(["a cat", "a cat and a dog", "an owl"])
+    assert (coverage.tokens, coverage.unknown) == (9, 5)
+    assert coverage.examples == (("cat", 2), ("an", 1), ("and", 1), ("owl", 1))
+    assert "5 of 9" in str(coverage)
+    assert vocabulary.coverage([]).tokens == 0
+    assert "0.00 %" in str(vocabulary.coverage([]))
+
+
+def test_state_round_trip_in_utf8(tmp_path: Path) -> None:
+    vocabulary = WordVocabulary.build(["Ein Hündchen läuft 走る"], min_count=1, marks=False)
+    write_json(tmp_path / "words.json", vocabulary.state())
+    again = WordVocabulary.from_state(read_json(tmp_path / "words.json"))
+    assert (again.words, again.marks) == (vocabulary.words, False)
+    assert again.ids("hündchen 走る") == vocabulary.ids("hündchen 走る")
+    assert 3 not in again.ids("hündchen 走る")
+
+
+@pytest.mark.parametrize("state", [{}, {"words": "abc"}, {"words": [1, 2]}])
+def test_a_damaged_state_is_refused(state: dict[str, Any]) -> None:
+    with pytest.raises(RunError, match="damaged"):
+        WordVocabulary.from_state(state)
+
+
+def test_wrong_words_are_refused() -> None:
+    with pytest.raises(QuintetError, match="starts with"):
+        WordVocabulary(["a", "b", "c", "d", "e"])
+    with pytest.raises(QuintetError, match="'dog' more than once"):
+        WordVocabulary([*MARKS, "dog", "dog"])
+    with pytest.raises(ValueError, match="min_count"):
+        WordVocabulary.build([], min_count=0)
+
+
+def scan_json(words: list[str]) -> dict[str, Any]:
+    return {
+        "word2idx": {word: id_ for id_, word in enumerate(words)},
+        "idx2word": {str(id_): word for id_, word in enumerate(words)},
+        "idx": len(words),
+    }
+
+
+def test_scan_json_is_read(tmp_path: Path) -> None:
+    words = [*MARKS, "zoo", "dog", "café"]  # SCAN's order is arbitrary
+    (tmp_path / "vocab.json").write_text(json.dumps(scan_json(words)), encoding="utf-8")
+    vocabulary = WordVocabulary.load_scan_json(tmp_path / "vocab.json")
+    assert vocabulary.words == words
+    assert vocabulary.ids("Dog café bird") == [1, 5, 6, 3, 2]
+
+
+def broken_scan() -> list[tuple[str, Any, str]]:
+    words = [*MARKS, "dog", "cat"]
+    swapped = scan_json(words)
+    swapped["word2idx"] |= {"dog": 5, "cat": 4}
+    size = scan_json(words) | {"idx": 7}
+    gap = scan_json(words)
+    gap["idx2word"]["9"] = gap["idx2word"].pop("5")
+    shorter = scan_json(words)
+    del shorter["word2idx"]["cat"]
+    keys = scan_json(words)
+    del keys["idx"]
+    marks = scan_json(["<start>", "<pad>", "<end>", "<unk>", "dog"])
+    lists = {"word2idx": words, "idx2word": words, "idx": 6}
+    return [
+        ("swapped", swapped, "'dog' is 4 in idx2word but 5"),
+        ("size", size, "idx says 7"),
+        ("gap", gap, "no word 5"),
+        ("shorter", shorter, "word2idx has 5 words"),
+        ("keys", keys, "has the keys word2idx"),
+        ("marks", marks, "starts with <pad>"),
+        ("lists", lists, "must be objects"),
+        ("list", [1], "has the keys"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("saved", "message"), [row[1:] for row in broken_scan()], ids=[row[0] for row in broken_scan()]
+)
+def test_inconsistent_scan_json_is_refused(tmp_path: Path, saved: Any, message: str) -> None:
+    (tmp_path / "vocab.json").write_text(json.dumps(saved), encoding="utf-8")
+    with pytest.raises(QuintetError, match=message) as caught:
+        WordVocabulary.load_scan_json(tmp_path / "vocab.json")
+    assert "vocab.json" in str(caught.value)
+
+
+def test_flickr8k_training_captions_are_covered(shared: Path) -> None:
+    lines = (shared / "flickr8k" / "Flickr8k.token.txt").read_text(encoding="utf-8").splitlines()
+    sentences = [line.split("\t", 1)[1] for line in lines if "\t" in line][:5000]
+    vocabulary = WordVocabulary.build(sentences, min_count=4)
+    coverage = vocabulary.coverage(sentences)
+    assert coverage.unknown / coverage.tokens < 0.06
+    assert all(word == word.lower() for word in vocabulary.words)
+    assert coverage.tokens == sum(len(split_words(sentence)) for sentence in sentences)

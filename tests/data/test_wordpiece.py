@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quintet.data import wordpiece
+from quintet.data.wordpiece import WordPiece
+from quintet.errors import QuintetError, RunError
+
+pytest.importorskip("tokenizers")
+
+PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "dog", "##s", "run", "##ning", ",", "cafe", "'", "s"]
+SENTENCES = ["a dog runs", "two dogs running fast", "the cat is running", "a running dog"] * 5
+
+
+@pytest.fixture
+def vocabulary(tmp_path: Path) -> Path:
+    path = tmp_path / "vocab.txt"
+    path.write_text("\n".join(PIECES) + "\n", encoding="utf-8")
+    return path
+
+
+def test_pieces_of_a_sentence(vocabulary: Path) -> None:
+    pieces = WordPiece.load(vocabulary)
+    assert pieces.tokens("A Dogs, running CAFÉ") == [
+        "[CLS]", "a", "dog", "##s", ",", "run", "##ning", "cafe", "[SEP]",
+    ]  # fmt: skip
+    assert pieces.ids("A Dogs, running CAFÉ") == [2, 5, 6, 7, 10, 8, 9, 11, 3]
+    assert pieces.tokens("dog's xyz") == ["[CLS]", "dog", "'", "s", "[UNK]", "[SEP]"]
+    assert pieces.ids("") == [2, 3]
+    assert (len(pieces), pieces.pad, pieces.mask) == (len(PIECES), 0, 4)
+
+
+def test_the_same_as_transformers_bert(vocabulary: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.BertTokenizerFast(str(vocabulary), do_lower_case=True)
+    ours = WordPiece.load(vocabulary)
+    for sentence in ["A dog, runs!", "DOGS running 走 [MASK] a", "café's", "", "a" * 300]:
+        assert ours.ids(sentence) == theirs(sentence)["input_ids"]
+
+
+def test_crlf_and_a_missing_last_line_break(tmp_path: Path) -> None:
+    path = tmp_path / "vocab.txt"
+    path.write_bytes("\r\n".join(PIECES).encode())
+    assert WordPiece.load(path).ids("a dog") == [2, 5, 6, 3]
+
+
+def test_a_pad_that_is_not_zero_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "vocab.txt"
+    path.write_text("\n".join([*PIECES[1:], "[PAD]"]), encoding="utf-8")
+    assert WordPiece.load(path).pad == len(PIECES) - 1
+
+
+def test_a_folder_with_either_file(vocabulary: Path, tmp_path: Path) -> None:
+    from_text = WordPiece.load(tmp_path)
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    (saved / "tokenizer.json").write_text(json.dumps(from_text.state()["tokenizer"]), encoding="utf-8")
+    assert WordPiece.load(saved).ids("a dog, running") == from_text.ids("a dog, running")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(QuintetError, match=r"neither tokenizer\.json nor vocab\.txt"):
+        WordPiece.load(tmp_path / "empty")
+
+
+def test_longest_cuts_and_keeps_the_marks(vocabulary: Path) -> None:
+    pieces = WordPiece.load(vocabulary, longest=5)
+    assert pieces.tokens("a dog running running a a") == ["[CLS]", "a", "dog", "run", "[SEP]"]
+    assert WordPiece.from_state(pieces.state()).ids("a " * 50) == pieces.ids("a " * 50)
+    with pytest.raises(ValueError, match="longest"):
+        WordPiece.load(vocabulary, longest=2)
+
+
+def test_state_stands_alone(vocabulary: Path) -> None:
+    state = json.loads(json.dumps(WordPiece.load(vocabulary).state()))
+    vocabulary.unlink()
+    again = WordPiece.from_state(state)
+    assert state["kind"] == "wordpiece"
+    assert again.ids("A dog's running") == [2, 5, 6, 12, 13, 8, 9, 3]
+    assert pickle.loads(pickle.dumps(again)).ids("a dog") == [2, 5, 6, 3]  # loader processes get a copy
+
+
+def test_training_learns_pieces() -> None:
+    pieces = WordPiece.train(SENTENCES, size=60)
+    assert "[UNK]" not in pieces.tokens("a dog is running")
+    assert pieces.pad == 0
+    assert 5 < len(pieces) <= 60
+    assert pieces.ids("A DOG") == pieces.ids("a dog")
+
+
+def test_training_is_the_same_in_another_process() -> None:
+    code = (
+        "import json, sys; from quintet.data.wordpiece import WordPiece;"
+        f"print(json.dumps(WordPiece.train({SENTENCES!r}, size=60).state()))"
+    )
+    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert json.loads(other) == WordPiece.train(SENTENCES, size=60).state()
+
+
+def test_files_that_are_no_vocabulary(tmp_path: Path) -> None:
+    words = tmp_path / "words.txt"
+    words.write_text("dog\ncat\n", encoding="utf-8")
+    with pytest.raises(QuintetError, match=r"words.txt has no line \[PAD\], \[UNK\]"):
+        WordPiece.load(words)
+    latin = tmp_path / "latin.txt"
+    latin.write_bytes(b"caf\xe9\n")
+    with pytest.raises(QuintetError, match="not UTF-8"):
+        WordPiece.load(latin)
+    with pytest.raises(QuintetError, match=r"absent\.txt does not exist"):
+        WordPiece.load(tmp_path / "absent.txt")
+
+
+@pytest.mark.parametrize(
+    "saved",
+    [
+        None,
+        {},
+        {"model": {}},
+        {"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}},
+        {"model": {"vocab": {"a": 0}}},
+    ],
+)
+def test_a_tokenizer_of_another_kind_is_refused(tmp_path: Path, saved: Any) -> None:
+    (tmp_path / "tokenizer.json").write_text(json.dumps(saved), encoding="utf-8")
+    with pytest.raises(QuintetError, match="tokenizer"):
+        WordPiece.load(tmp_path / "tokenizer.json")
+    with pytest.raises(RunError, match="the saved tokenizer"):
+        WordPiece.from_state({"kind": "wordpiece", "tokenizer": saved})
+
+
+def test_a_hub_name(tmp_path: Path, vocabulary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = pytest.importorskip("huggingface_hub")
+    saved = tmp_path / "tokenizer.json"
+    saved.write_text(json.dumps(WordPiece.load(vocabulary).state()["tokenizer"]), encoding="utf-8")
+    monkeypatch.setattr(hub, "hf_hub_download", lambda name, file: str(saved))
+    assert WordPiece.load("someone/bert").ids("a dog") == [2, 5, 6, 3]
+
+    def offline(name: str, file: str) -> str:
+        raise FileNotFoundError("no connection\nmore")
+
+    monkeypatch.setattr(hub, "hf_hub_download", offline)
+    with pytest.raises(QuintetError, match=r"'someone/bert' is neither .* no connection; without"):
+        WordPiece.load("someone/bert")
+
+
+def test_without_the_package_the_extra_is_named(vocabulary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(name: str) -> Any:
+        raise ModuleNotFoundError(name)
+
+    monkeypatch.setattr(wordpiece, "import_module", absent)
+    with pytest.raises(QuintetError, match=r"quintet\[hf\]"):
+        WordPiece.load(vocabulary)

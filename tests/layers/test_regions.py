@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from quintet.layers.regions import RegionProjection, xavier_linear
+
+MASK = torch.tensor([[True, True, True, False], [False, True, True, False], [True, True, True, True]])
+
+
+def test_init_is_the_authors() -> None:
+    linear = xavier_linear(200, 100)
+    bound = math.sqrt(6 / 300)
+    assert 0.95 * bound < float(linear.weight.detach().abs().max()) <= bound
+    assert (linear.bias == 0).all()
+
+
+@pytest.mark.parametrize("mlp", [False, True])
+def test_padding_changes_nothing(mlp: bool) -> None:
+    projection = RegionProjection(8, 6, mlp=mlp).double().train()
+    fragments = torch.randn(3, 4, 8, dtype=torch.float64)
+    projection.fc.bias.data.fill_(3.0)
+    out = projection(fragments, MASK)
+    assert out.shape == (3, 4, 6)
+    assert (out[~MASK] == 0).all()
+    padded = torch.cat([fragments, torch.full((3, 2, 8), 1e6, dtype=torch.float64)], dim=1)
+    padded[:, :4][~MASK] = -5
+    again = RegionProjection(8, 6, mlp=mlp).double().train()
+    again.load_state_dict(RegionProjection(8, 6, mlp=mlp).state_dict() | projection.state_dict())
+    torch.testing.assert_close(again(padded, torch.nn.functional.pad(MASK, (0, 2)))[:, :4], out)
+
+
+def test_the_batch_statistics_are_those_of_real_fragments() -> None:
+    projection = RegionProjection(8, 6, mlp=True).double().train()
+    fragments = torch.randn(3, 4, 8, dtype=torch.float64)
+    out = projection(fragments, MASK)
+    assert projection.mlp is not None
+    first, second = projection.mlp.layers
+    for row in range(3):
+        for place in range(4):
+            if not MASK[row, place]:
+                continue
+            hidden = first(fragments[MASK])  # (9, 3)
+            mean, variance = hidden.mean(dim=0), hidden.var(dim=0, unbiased=False)
+            normal = (first(fragments[row, place]) - mean) / torch.sqrt(variance + 1e-5)
+            expected = projection.fc(fragments[row, place]) + second(torch.relu(normal))
+            torch.testing.assert_close(out[row, place], expected)
+    torch.testing.assert_close(projection.mlp.bns[0].running_mean, 0.1 * first(fragments[MASK]).mean(dim=0))
+
+
+def test_evaluation_does_not_depend_on_the_mask() -> None:
+    projection = RegionProjection(8, 6, mlp=True).double()
+    fragments = torch.randn(3, 4, 8, dtype=torch.float64)
+    projection(fragments, MASK)
+    projection.eval()
+    torch.testing.assert_close(projection(fragments, MASK)[MASK], projection(fragments)[MASK])
+    torch.testing.assert_close(projection(fragments)[1, 2], projection(fragments[1, 2][None, None])[0, 0])
+
+
+@pytest.mark.parametrize("mlp", [False, True])
+def test_gradients_reach_every_parameter(mlp: bool) -> None:
+    projection = RegionProjection(8, 6, mlp=mlp)
+    projection(torch.randn(3, 4, 8), MASK).square().sum().backward()
+    assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in projection.parameters())
+
+
+def test_names_are_those_of_the_authors() -> None:
+    assert set(RegionProjection(8, 6).state_dict()) == {"fc.weight", "fc.bias"}
+    names = set(RegionProjection(8, 6, mlp=True).state_dict())
+    assert {"fc.weight", "mlp.layers.0.weight", "mlp.layers.1.bias", "mlp.bns.0.running_mean"} <= names
+
+
+def test_a_vector_in_place_of_fragments() -> None:
+    projection = RegionProjection(8, 6)
+    vectors = torch.randn(5, 8)
+    torch.testing.assert_close(projection(vectors), projection(vectors[:, None])[:, 0])
+
+
+def test_wrong_channels_are_named() -> None:
+    with pytest.raises(ValueError, match="have 7 channels, this projection takes 8"):
+        RegionProjection(8, 6)(torch.zeros(1, 2, 7))

@@ -1,0 +1,142 @@
+"""The caption loss."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quintet.data.batches import ImageBatch, PairBatch, TextBatch
+from quintet.errors import RecipeError
+from quintet.losses.caption import CaptionObjective, caption_cost, caption_targets
+from quintet.losses.step import Progress, Step
+from quintet.models.vsrn import build_vsrn
+from quintet.training.convert.checkpoint import OriginalCheckpoint
+from quintet.training.convert.translate import translate
+
+# the released generator's names -> ours
+NAMES = {
+    "encoder.vid2hid": "reader.project",
+    "encoder.rnn": "reader.rnn",
+    "decoder.embedding": "embed",
+    "decoder.attention.linear1": "attention.joint",
+    "decoder.attention.linear2": "attention.score",
+    "decoder.rnn": "cell",
+    "decoder.out": "out",
+}
+
+
+def ours(name: str) -> str:
+    module, parameter = name.rsplit(".", 1)
+    renamed = f"{NAMES[module]}.{parameter}"
+    return renamed.removesuffix("_l0") if renamed.startswith("cell") else renamed
+
+
+def step_of(matcher: object, fragments: torch.Tensor, texts: TextBatch) -> Step:
+    rows = torch.arange(len(texts))
+    batch = PairBatch(ImageBatch(fragments=fragments), texts, rows, rows, rows, rows)
+    return Step(matcher, batch, Progress())  # type: ignore[arg-type]
+
+
+def test_loss_of_the_released_code(shared: Path) -> None:
+    reference = {
+        k: torch.from_numpy(np.array(v))
+        for k, v in np.load(shared / "references/vsrn_coco.npz").items()
+        if v.dtype.kind in "fi"
+    }
+    image, text, caption = (
+        {k.split("/", 1)[1]: v for k, v in reference.items() if k.startswith(prefix)}
+        for prefix in ("img_enc/", "txt_enc/", "caption_model/")
+    )
+    matcher = build_vsrn(
+        image_dim=64, vocabulary_size=50, embed_dim=32, word_dim=16, variant="coco", normalise_over="regions"
+    )
+    matcher.load_state_dict(translate("vsrn", OriginalCheckpoint(Path("reference"), [image, text])).state)
+    for module in matcher.modules():  # the reference was computed with kept statistics
+        module.train(not isinstance(module, torch.nn.BatchNorm1d))
+    objective = CaptionObjective(50, region_dim=32, hidden=24, word_dim=16, longest=20, learn_pad=True).eval()
+    objective.captioner.load_state_dict({ours(name): value for name, value in caption.items()})
+    texts = TextBatch(reference["captions"], reference["lengths"])
+    term = objective(step_of(matcher, reference["images"], texts))["caption"]
+    assert term.values.shape == (5,)
+    assert term.values.sum().item() == pytest.approx(float(reference["caption_loss"]), abs=1e-5)
+    _, wanted, counts = caption_targets(texts.tokens, texts.lengths, longest=20, learn_pad=True)
+    assert torch.equal(counts, reference["masks"][:, 1 : 1 + counts.shape[1]].bool())
+    assert torch.equal(wanted, reference["labels"][:, 1 : 1 + wanted.shape[1]])
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 9), min_size=1, max_size=5),
+    longest=st.one_of(st.none(), st.integers(2, 10)),
+    learn_pad=st.booleans(),
+)
+def test_targets_word_by_word(lengths: list[int], longest: int | None, learn_pad: bool) -> None:
+    sentences = [[1, *range(10, 10 + n - 2), 2][:n] if n > 1 else [2] for n in lengths]
+    batch = TextBatch.from_ids(sentences, pad=99)  # whatever stands behind the end is not looked at
+    seen, wanted, counts = caption_targets(batch.tokens, batch.lengths, longest=longest, learn_pad=learn_pad)
+    for row, ids in enumerate(sentences):
+        if longest is not None and len(ids) > longest:
+            ids = [*ids[: longest - 1], 2]
+        pairs = list(itertools.pairwise(ids))
+        if learn_pad and (longest is None or len(ids) < longest):
+            pairs.append((ids[-1], 0))
+        found = [(seen[row, t].item(), wanted[row, t].item()) for t in range(seen.shape[1]) if counts[row, t]]
+        assert found == pairs
+
+
+def test_cost_is_minus_the_log_probability_of_the_sentence() -> None:
+    scores = torch.randn(2, 3, 5, dtype=torch.float64)
+    wanted = torch.tensor([[1, 2, 3], [4, 0, 0]])
+    counts = torch.tensor([[True, True, True], [True, False, False]])
+    probabilities = scores.softmax(dim=2)
+    expected = [
+        -sum(torch.log(probabilities[0, t, word]) for t, word in enumerate([1, 2, 3])),
+        -torch.log(probabilities[1, 0, 4]),
+    ]
+    torch.testing.assert_close(caption_cost(scores, wanted, counts), torch.stack(expected))
+
+
+def test_gradients_reach_the_picture_side_and_nothing_is_counted_twice() -> None:
+    matcher = build_vsrn(image_dim=6, vocabulary_size=12, embed_dim=8, word_dim=5).train()
+    objective = CaptionObjective(12, region_dim=8, hidden=5, word_dim=4)
+    step = step_of(matcher, torch.randn(3, 4, 6), TextBatch.from_ids([[1, 5, 2], [1, 2], [1, 6, 7, 2]]))
+    objective(step)["caption"].values.sum().backward()
+    assert matcher.image_encoder.projection.fc.weight.grad.abs().sum() > 0
+    parameters = [*matcher.parameters(), *objective.parameters()]
+    assert len({id(parameter) for parameter in parameters}) == len(parameters)
+
+
+def test_it_learns_to_tell_two_pictures_apart() -> None:
+    torch.manual_seed(0)
+    matcher = build_vsrn(image_dim=6, vocabulary_size=8, embed_dim=8, word_dim=5, variant="coco").train()
+    objective = CaptionObjective(8, region_dim=8, hidden=12, word_dim=4, dropout=0.0)
+    step = step_of(matcher, torch.randn(2, 4, 6), TextBatch.from_ids([[1, 4, 5, 2], [1, 6, 7, 2]]))
+    regions = step.image_codes.detach()
+    seen, wanted, counts = caption_targets(step.batch.texts.tokens, step.batch.texts.lengths)
+    for _ in range(150):
+        cost = caption_cost(objective.captioner(regions.fragments, seen), wanted, counts).sum()
+        gradients = torch.autograd.grad(cost, list(objective.parameters()))
+        with torch.no_grad():
+            for parameter, gradient in zip(objective.parameters(), gradients, strict=True):
+                parameter -= 0.2 * gradient
+    assert cost.item() < 0.5
+
+
+def test_one_token_sentences_cost_nothing() -> None:
+    matcher = build_vsrn(image_dim=6, vocabulary_size=12, embed_dim=8, word_dim=5).train()
+    objective = CaptionObjective(12, region_dim=8, hidden=5, word_dim=4)
+    term = objective(step_of(matcher, torch.randn(2, 4, 6), TextBatch.from_ids([[2], [2]])))["caption"]
+    assert term.values.tolist() == [0, 0]
+
+
+def test_a_matcher_without_regions_is_refused() -> None:
+    matcher = build_vsrn(image_dim=6, vocabulary_size=12, embed_dim=8, word_dim=5).eval()
+    objective = CaptionObjective(12, region_dim=8, hidden=5, word_dim=4)
+    with pytest.raises(RecipeError, match="keeps none in training"):
+        objective(step_of(matcher, torch.randn(2, 4, 6), TextBatch.from_ids([[1, 2], [1, 2]])))

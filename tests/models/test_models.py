@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from quintet.data.batches import ImageBatch, TextBatch
+from quintet.errors import RecipeError
+from quintet.models import MODELS, create_model, list_models
+from quintet.models.matcher import Matcher
+
+SMALL: dict[str, Any] = {"vocabulary_size": 10, "image_dim": 8, "embed_dim": 6, "word_dim": 4}
+
+
+def small(name: str) -> Any:
+    known = MODELS.parameters(name)
+    torch.manual_seed(0)
+    return create_model(name, **{key: value for key, value in SMALL.items() if key in known}).eval()
+
+
+def images(count: int) -> ImageBatch:
+    torch.manual_seed(1)
+    mask = torch.ones(count, 5, dtype=torch.bool)
+    mask[0, 3:] = False
+    return ImageBatch(fragments=torch.randn(count, 5, 8) * mask[..., None], mask=mask, boxes=torch.rand(count, 5, 4))
+
+
+TEXTS = TextBatch.from_ids([[1, 5, 6, 2], [1, 7, 2], [1, 2], [1, 8, 9, 4, 2]])
+
+
+@pytest.mark.parametrize("name", list_models())
+def test_every_matcher_keeps_the_protocol(name: str) -> None:
+    matcher = small(name)
+    assert isinstance(matcher, nn.Module)
+    assert isinstance(matcher, Matcher)
+    with torch.no_grad():
+        image_codes, text_codes = matcher.encode_images(images(4)), matcher.encode_texts(TEXTS)
+        scores = matcher.score(image_codes, text_codes)
+        pairs = matcher.score_pairs(image_codes, text_codes)
+    assert (len(image_codes), len(text_codes), scores.shape, pairs.shape) == (4, 4, (4, 4), (4,))
+    assert scores.isfinite().all()
+    torch.testing.assert_close(scores.diagonal(), pairs, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", list_models())
+def test_every_matcher_scores_a_single_pair(name: str) -> None:
+    matcher = small(name)
+    with torch.no_grad():
+        image_codes, text_codes = matcher.encode_images(images(4)), matcher.encode_texts(TEXTS)
+        whole = matcher.score(image_codes, text_codes)
+        for row in range(4):
+            for column in range(4):
+                one = matcher.score(image_codes[row], text_codes[column])
+                assert one.shape == (1, 1)
+                torch.testing.assert_close(one[0, 0], whole[row, column], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", list_models())
+def test_every_matcher_can_be_saved_and_made_again(name: str) -> None:
+    first, second = small(name), small(name)
+    for parameter in second.parameters():
+        nn.init.constant_(parameter, 0.5)
+    second.load_state_dict(first.state_dict())
+    with torch.no_grad():
+        pair = [
+            matcher.score(matcher.encode_images(images(3)), matcher.encode_texts(TEXTS)) for matcher in (first, second)
+        ]
+    assert pair[0].equal(pair[1])
+
+
+def test_names_and_arguments_are_checked() -> None:
+    assert "vse++" in list_models()
+    assert list_models() == sorted(list_models())
+    with pytest.raises(RecipeError, match="'vse'; did you mean 'vse\\+\\+'"):
+        create_model("vse")
+    with pytest.raises(RecipeError, match="'embed_dims'; did you mean 'embed_dim'"):
+        create_model("vse++", vocabulary_size=10, image_dim=8, embed_dims=4)
+    with pytest.raises(RecipeError, match="needs the argument 'vocabulary_size'"):
+        create_model("vse++", image_dim=8)

@@ -1,0 +1,159 @@
+"""VSRN: parity with the released code, padding, variants."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import quintet
+from quintet.codes import Codes
+from quintet.data.batches import ImageBatch, TextBatch
+from quintet.errors import RecipeError
+from quintet.models.vsrn import VSRN, build_vsrn
+from quintet.training.convert.checkpoint import OriginalCheckpoint
+from quintet.training.convert.translate import translate
+
+
+def make(seed: int = 0, **changes: object) -> VSRN:
+    """A small matcher whose normalisations have left their start."""
+    torch.manual_seed(seed)
+    arguments: dict = {"image_dim": 6, "vocabulary_size": 12, "embed_dim": 8, "word_dim": 5} | changes
+    matcher = build_vsrn(**arguments)
+    for module in matcher.modules():
+        if isinstance(module, nn.BatchNorm1d):
+            nn.init.uniform_(module.weight, 0.5, 1.5)
+            nn.init.uniform_(module.bias, -0.5, 0.5)
+            module.running_mean.uniform_(-0.1, 0.1)
+            module.running_var.uniform_(0.5, 1.5)
+    return matcher.eval()
+
+
+@pytest.fixture
+def reference(shared: Path) -> dict[str, np.ndarray]:
+    return dict(np.load(shared / "references" / "vsrn_coco.npz"))
+
+
+def test_scores_and_loss_of_the_released_code(reference: dict[str, np.ndarray]) -> None:
+    parts = [
+        {k.split("/", 1)[1]: torch.from_numpy(np.array(v)) for k, v in reference.items() if k.startswith(prefix)}
+        for prefix in ("img_enc/", "txt_enc/")
+    ]
+    matcher = build_vsrn(
+        image_dim=64, vocabulary_size=50, embed_dim=32, word_dim=16, variant="coco", normalise_over="regions"
+    )
+    matcher.load_state_dict(translate("vsrn", OriginalCheckpoint(Path("reference"), parts)).state)
+    matcher.eval()
+    images = matcher.encode_images(ImageBatch(fragments=torch.from_numpy(reference["images"])))
+    texts = matcher.encode_texts(
+        TextBatch(torch.from_numpy(reference["captions"]), torch.from_numpy(reference["lengths"]))
+    )
+    scores = matcher.score(images, texts)
+    torch.testing.assert_close(scores, torch.from_numpy(reference["sim"]), atol=1e-5, rtol=0)
+    hinge = torch.relu(0.2 + scores - scores.diagonal()[:, None]).fill_diagonal_(0).amax(1).sum()
+    hinge = hinge + torch.relu(0.2 + scores - scores.diagonal()).fill_diagonal_(0).amax(0).sum()
+    assert hinge.item() == pytest.approx(float(reference["loss"]), abs=1e-5)
+
+
+@pytest.mark.parametrize("normalise_over", ["channels", "regions"])
+@pytest.mark.parametrize("variant", ["f30k", "coco"])
+@settings(max_examples=15, deadline=None)
+@given(lengths=st.lists(st.integers(1, 7), min_size=1, max_size=4), seed=st.integers(0, 999))
+def test_a_picture_does_not_depend_on_padding_or_neighbours(
+    variant: str, normalise_over: str, lengths: list[int], seed: int
+) -> None:
+    matcher = make(variant=variant, normalise_over=normalise_over)
+    generator = torch.Generator().manual_seed(seed)
+    # the padding may stand anywhere and hold anything
+    mask = torch.stack([torch.randperm(9, generator=generator) < length for length in lengths])
+    fragments = torch.randn(len(lengths), 9, 6, generator=generator)
+    together = matcher.encode_images(ImageBatch(fragments=fragments, mask=mask)).embedding
+    assert together is not None
+    for row in range(len(lengths)):
+        alone = matcher.encode_images(ImageBatch(fragments=fragments[row : row + 1, mask[row]])).embedding
+        torch.testing.assert_close(together[row : row + 1], alone, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(together.norm(dim=1), torch.ones(len(lengths)))
+
+
+def test_training_with_padding_equals_training_without() -> None:
+    plain, padded = make(variant="coco").train(), make(variant="coco").train()
+    fragments = torch.randn(4, 5, 6)
+    wide = torch.cat([fragments, torch.randn(4, 3, 6)], dim=1)
+    mask = (torch.arange(8) < 5).expand(4, 8)
+    expected = plain.encode_images(ImageBatch(fragments=fragments))
+    found = padded.encode_images(ImageBatch(fragments=wide, mask=mask))
+    torch.testing.assert_close(found.embedding, expected.embedding)
+    torch.testing.assert_close(found.fragments[:, :5], expected.fragments)
+    for ours, theirs in zip(padded.buffers(), plain.buffers(), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_regions_are_kept_in_training_only() -> None:
+    matcher = make()
+    batch = ImageBatch(fragments=torch.randn(3, 5, 6))
+    assert set(matcher.encode_images(batch).tensors()) == {"embedding"}
+    assert set(matcher.train().encode_images(batch).tensors()) == {"embedding", "fragments"}
+
+
+@pytest.mark.parametrize("normalise_over", ["channels", "regions"])
+def test_zeros_give_finite_scores_and_gradients(normalise_over: str) -> None:
+    """The released code divides by the length of a zero channel and gives NaN."""
+    matcher = make(variant="coco", normalise_over=normalise_over)
+    fragments = torch.zeros(2, 4, 6, requires_grad=True)
+    embedding = matcher.encode_images(ImageBatch(fragments=fragments)).embedding
+    embedding.sum().backward()
+    assert embedding.isfinite().all()
+    assert fragments.grad.isfinite().all()
+    nothing_real = ImageBatch(fragments=torch.randn(2, 4, 6), mask=torch.zeros(2, 4, dtype=torch.bool))
+    assert matcher.encode_images(nothing_real).embedding.isfinite().all()
+
+
+def test_the_axes_of_normalisation() -> None:
+    fragments = torch.randn(2, 5, 6)
+    for normalise_over, axis in (("channels", 2), ("regions", 1)):
+        matcher = make(normalise_over=normalise_over)
+        _, regions, _ = matcher.image_encoder(fragments, None)
+        torch.testing.assert_close(regions.norm(dim=axis), torch.ones_like(regions.norm(dim=axis)))
+
+
+def test_the_order_of_regions_matters_to_the_reader() -> None:
+    matcher = make(variant="coco")
+    fragments = torch.randn(1, 5, 6)
+    one = matcher.encode_images(ImageBatch(fragments=fragments)).embedding
+    other = matcher.encode_images(ImageBatch(fragments=fragments.flip(1))).embedding
+    assert not torch.allclose(one, other)
+
+
+def test_variants_and_flags() -> None:
+    assert make(variant="f30k").image_encoder.norm is not None
+    assert make(variant="coco").image_encoder.norm is None
+    mixed = make(variant="coco", final_batchnorm=True, normalise_input=False).image_encoder
+    assert mixed.norm is not None
+    assert not mixed.normalise_input
+    with pytest.raises(RecipeError, match="did you mean 'coco'"):
+        build_vsrn(vocabulary_size=5, variant="coko")  # type: ignore[arg-type]
+    with pytest.raises(RecipeError, match="channels"):
+        build_vsrn(vocabulary_size=5, image_dim=4, embed_dim=4, normalise_over="rows")  # type: ignore[arg-type]
+
+
+def test_verbs_and_sentences() -> None:
+    matcher = quintet.create_model("vsrn", image_dim=6, vocabulary_size=12, embed_dim=8, word_dim=5).eval()
+    texts = TextBatch.from_ids([[1, 5, 6, 2], [1, 2], [7]])
+    codes = matcher.encode_texts(texts)
+    alone = Codes.cat([matcher.encode_texts(TextBatch.from_ids([ids])) for ids in ([1, 5, 6, 2], [1, 2], [7])])
+    torch.testing.assert_close(codes.embedding, alone.embedding)
+    images = matcher.encode_images(ImageBatch(fragments=torch.randn(3, 5, 6)))
+    scores = matcher.score(images, codes)
+    assert scores.shape == (3, 3)
+    torch.testing.assert_close(matcher.score_pairs(images, codes), scores.diagonal())
+    assert len(matcher.encode_images(ImageBatch(fragments=torch.randn(0, 5, 6)))) == 0
+
+
+def test_pixels_are_refused() -> None:
+    with pytest.raises(RecipeError, match="regions"):
+        make().encode_images(ImageBatch(pixels=torch.zeros(1, 3, 8, 8)))

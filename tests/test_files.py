@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from quintet.errors import QuintetError
+from quintet.files import complete_or_absent, read_json, read_jsonl, write_json, write_jsonl, write_text
+
+
+def test_a_file_appears_when_it_is_complete(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "file.txt"
+    with complete_or_absent(path) as temporary:
+        temporary.write_text("half")
+        assert not path.exists()
+        assert temporary.parent == path.parent  # a rename across disks would not be one step
+    assert path.read_text() == "half"
+    assert os.listdir(path.parent) == ["file.txt"]  # noqa: PTH208
+
+
+def write_and_fail(path: Path, error: BaseException) -> None:
+    with complete_or_absent(path) as temporary:
+        temporary.write_text("new")
+        raise error
+
+
+def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "file.txt"
+    path.write_text("old")
+    with pytest.raises(KeyboardInterrupt):
+        write_and_fail(path, KeyboardInterrupt())
+    assert path.read_text() == "old"
+    assert [file.name for file in tmp_path.iterdir()] == ["file.txt"]
+
+
+def test_a_full_disk_is_reported_and_the_old_file_survives(tmp_path: Path) -> None:
+    path = tmp_path / "file.txt"
+    path.write_text("old")
+    with pytest.raises(QuintetError, match=r"could not write .*file\.txt: No space left .* unchanged"):
+        write_and_fail(path, OSError(errno.ENOSPC, "No space left on device"))
+    assert path.read_text() == "old"
+    assert [file.name for file in tmp_path.iterdir()] == ["file.txt"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
+def test_a_really_full_device(tmp_path: Path) -> None:
+    with pytest.raises(QuintetError, match="could not write"), complete_or_absent(tmp_path / "file.txt"):
+        Path("/dev/full").write_text("x")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_files_have_the_usual_permissions(tmp_path: Path) -> None:
+    write_text(tmp_path / "ours", "x")
+    (tmp_path / "plain").write_text("x")
+    modes = {stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("ours", "plain")}
+    assert len(modes) == 1
+
+
+def test_json_round_trip_in_utf8(tmp_path: Path) -> None:
+    value = {"word": "Hündchen 走る", "numbers": [1, 2.5, None]}
+    write_json(tmp_path / "a.json", value)
+    assert read_json(tmp_path / "a.json") == value
+    assert "Hündchen 走る" in (tmp_path / "a.json").read_bytes().decode("utf-8")
+
+
+def test_jsonl_round_trip(tmp_path: Path) -> None:
+    rows = [{"id": str(number), "text": "line\nbreak \u2028 é"} for number in range(3)]
+    write_jsonl(tmp_path / "a.jsonl", rows)
+    assert list(read_jsonl(tmp_path / "a.jsonl")) == rows
+
+
+@pytest.mark.parametrize("content", [b"{", b"\xff\xfe", b""])
+def test_broken_json_names_the_file(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "a.json").write_bytes(content)
+    with pytest.raises(QuintetError, match=r"a\.json is not valid JSON"):
+        read_json(tmp_path / "a.json")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'{"a": 1}\n\n{"a": \n', r"a\.jsonl, line 3: not a JSON row"),
+        (b'{"a": 1}\n{"a": "\xe9"}\n', r"line 2: not a JSON row in UTF-8"),
+        (b'{"a": 1}\n[1]\n', "line 2: expected an object, found list"),
+    ],
+)
+def test_broken_rows_name_the_line(tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / "a.jsonl").write_bytes(content)
+    with pytest.raises(QuintetError, match=message):
+        list(read_jsonl(tmp_path / "a.jsonl"))
+
+
+def test_missing_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(QuintetError, match=r"absent\.json does not exist"):
+        read_json(tmp_path / "absent.json")
+    with pytest.raises(QuintetError, match=r"absent\.jsonl does not exist"):
+        list(read_jsonl(tmp_path / "absent.jsonl"))
+
+
+def test_rows_that_fail_half_way_leave_no_file(tmp_path: Path) -> None:
+    def rows():  # type: ignore[no-untyped-def]
+        yield {"a": 1}
+        raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        write_jsonl(tmp_path / "a.jsonl", rows())
+    assert list(tmp_path.iterdir()) == []

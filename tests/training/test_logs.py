@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from quintet.files import read_jsonl
+from quintet.training.logs import Log, Window
+
+
+def steps(folder: Path) -> list[int]:
+    return [row["step"] for row in read_jsonl(folder / "log.jsonl")]
+
+
+def test_lines_after_the_checkpoint_are_dropped_on_resume(tmp_path: Path) -> None:
+    log = Log(tmp_path)
+    for step in (1, 2, 3):
+        log.write("train", step, loss=0.5)
+    log.close()
+    with (tmp_path / "log.jsonl").open("a") as file:
+        file.write('{"kind": "train", "st')  # cut short by a kill
+    Log(tmp_path, resumed_step=2).close()
+    assert steps(tmp_path) == [1, 2]
+    Log(tmp_path).close()
+    assert steps(tmp_path) == [], "a fresh start leaves nothing of an earlier try"
+
+
+def test_scalars_reach_tensorboard(tmp_path: Path) -> None:
+    log = Log(tmp_path)
+    log.write("train", 1, loss=0.5)
+    log.close()
+    assert list((tmp_path / "tensorboard").glob("events*"))
+
+
+def test_windows_average_and_survive_a_checkpoint() -> None:
+    window = Window()
+    window.add({"a": 1.0})
+    again = Window(dict(window.sums))
+    again.add({"a": 2.0})
+    assert again.take() == {"a": 1.5}
+    assert again.take() == {}

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from quintet.errors import RecipeError
+from quintet.training.optim import freeze, lr_factor, make_optimizer, set_lr
+from quintet.training.recipe import GroupRecipe, OptimizerRecipe, ScheduleRecipe
+
+
+def module() -> nn.ModuleDict:
+    return nn.ModuleDict({"tower": nn.Linear(2, 2), "head": nn.Linear(2, 2)})
+
+
+def test_groups_take_the_first_match_and_the_rest_is_default() -> None:
+    recipe = OptimizerRecipe(
+        name="adamw",
+        lr=0.1,
+        weight_decay=0.5,
+        groups=(GroupRecipe(match="tower.*", lr_scale=0.01, weight_decay=0.0), GroupRecipe(match="*.bias", lr_scale=2)),
+    )
+    optimizer = make_optimizer(module(), recipe)
+    set_lr(optimizer, 0.5)
+    seen = [(len(group["params"]), group["lr"], group["weight_decay"]) for group in optimizer.param_groups]
+    assert seen == [(2, pytest.approx(0.0005), 0.0), (1, pytest.approx(0.1), 0.5), (1, pytest.approx(0.05), 0.5)]
+
+
+def test_group_and_freeze_patterns_must_match() -> None:
+    with pytest.raises(RecipeError, match="matches no trainable parameter"):
+        make_optimizer(module(), OptimizerRecipe(groups=(GroupRecipe(match="towers.*"),)))
+    with pytest.raises(RecipeError, match="matches no parameter"):
+        freeze(module(), ["towers.*"])
+
+
+def test_frozen_parameters_are_left_out() -> None:
+    parts = module()
+    freeze(parts, ["tower.*"])
+    optimizer = make_optimizer(parts, OptimizerRecipe())
+    assert sum(len(group["params"]) for group in optimizer.param_groups) == 2
+    freeze(parts, ["head.*"])
+    with pytest.raises(RecipeError, match="nothing to train"):
+        make_optimizer(parts, OptimizerRecipe())
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw", "sgd"])
+def test_each_optimizer_moves_weights(name: str) -> None:
+    parts = module()
+    before = parts["head"].weight.detach().clone()
+    optimizer = make_optimizer(parts, OptimizerRecipe(name=name, lr=0.1))  # type: ignore[arg-type]
+    parts["head"](torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    assert not torch.equal(parts["head"].weight, before)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "step", "expected"),
+    [
+        (ScheduleRecipe(), 999, 1.0),
+        (ScheduleRecipe(kind="step", every=15), 149, 1.0),
+        (ScheduleRecipe(kind="step", every=15), 150, 0.1),
+        (ScheduleRecipe(kind="step", every=15), 300, 0.01),
+        (ScheduleRecipe(kind="multistep", milestones=(15, 25)), 149, 1.0),
+        (ScheduleRecipe(kind="multistep", milestones=(15, 25)), 250, 0.01),
+        (ScheduleRecipe(kind="cosine"), 0, 1.0),
+        (ScheduleRecipe(kind="cosine", floor=0.2), 150, 0.6),
+        (ScheduleRecipe(kind="cosine", floor=0.2), 300, 0.2),
+        (ScheduleRecipe(warmup_steps=10), 0, 0.1),
+        (ScheduleRecipe(warmup_steps=10), 9, 1.0),
+    ],
+)
+def test_schedules_by_hand(recipe: ScheduleRecipe, step: int, expected: float) -> None:
+    assert lr_factor(recipe, step, steps_per_epoch=10, epochs=30) == pytest.approx(expected)

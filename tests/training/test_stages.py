@@ -1,0 +1,226 @@
+"""Whole trainings on a tiny corpus: learning, stages, resuming exactly, refusing nonsense."""
+
+from __future__ import annotations
+
+import copy
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from quintet.errors import CorpusError, RecipeError, RunError, TrainingError
+from quintet.files import read_json, read_jsonl, write_json
+from quintet.training.checkpoint import load_tensors
+from quintet.training.logs import Silent
+from quintet.training.recipe import parse_recipe
+from quintet.training.stages import resume, train
+
+
+class StopAt(Silent):
+    """A display that pulls the plug at the given log line: everything after the last checkpoint is lost."""
+
+    def __init__(self, line: int) -> None:
+        self.left = line
+
+    def step(self, epoch: int, done: int, losses: dict[str, float], lr: float) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise InterruptedError
+
+
+def two_stages(recipe: dict[str, Any]) -> dict[str, Any]:
+    second = copy.deepcopy(recipe["stages"][0]) | {"name": "second", "init": "previous"}
+    recipe["stages"].append(second)
+    return recipe
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    return load_tensors(run / "weights.safetensors")[0]
+
+
+def log_rows(run: Path, stage: str) -> list[dict[str, Any]]:
+    rows = list(read_jsonl(run / "stages" / stage / "log.jsonl"))
+    return [{key: value for key, value in row.items() if key != "seconds"} for row in rows]
+
+
+def assert_same_run(one: Path, other: Path, stages: tuple[str, ...]) -> None:
+    first, second = weights(one), weights(other)
+    assert first.keys() == second.keys()
+    for name in first:
+        assert torch.equal(first[name], second[name]), name
+    for stage in stages:
+        assert log_rows(one, stage) == log_rows(other, stage)
+
+
+def test_training_learns_and_the_run_tells_what_it_is(tiny_recipe: dict[str, Any], tmp_path: Path) -> None:
+    tiny_recipe["stages"][0] |= {"epochs": 25, "checkpoint_every": 1000}
+    summary = train(parse_recipe(tiny_recipe), tmp_path / "run", device="cpu")
+    chance = 100 * sum(min(1.0, k / 6) * 2 for k in (1, 5, 10))
+    assert summary["online"]["metrics"]["rsum"] > chance + 60
+    head = read_json(tmp_path / "run" / "run.json")
+    assert head["status"] == "complete"
+    assert head["stages"]["online"] == summary["online"]
+    rows = log_rows(tmp_path / "run", "online")
+    assert {row["kind"] for row in rows} == {"train", "validation"}
+    assert all({"triplet.text", "triplet.image", "lr"} <= row.keys() for row in rows if row["kind"] == "train")
+    best = max(row["rsum"] for row in rows if row["kind"] == "validation")
+    assert summary["online"]["metrics"]["rsum"] == best, "the best validation epoch is the selected one"
+    assert not list((tmp_path / "run").rglob("checkpoint*")), "a finished stage needs no checkpoint"
+
+
+def test_the_same_seed_gives_the_same_bits_and_another_does_not(tiny_recipe: dict[str, Any], tmp_path: Path) -> None:
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        train(parse_recipe(tiny_recipe, [f"seed={seed}"]), tmp_path / name, device="cpu")
+    assert_same_run(tmp_path / "a", tmp_path / "b", ("online",))
+    a, c = weights(tmp_path / "a"), weights(tmp_path / "c")
+    assert any(not torch.equal(a[name], c[name]) for name in a)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("line", [1, 3, 5])
+def test_a_stopped_run_resumes_bit_for_bit(
+    tiny_recipe: dict[str, Any], tmp_path: Path, line: int, accumulate: int
+) -> None:
+    tiny_recipe["stages"][0] |= {"accumulate": accumulate, "log_every": 1, "checkpoint_every": 2, "epochs": 3}
+    recipe = parse_recipe(two_stages(tiny_recipe))
+    train(recipe, tmp_path / "whole", device="cpu")
+    with pytest.raises(InterruptedError):
+        train(recipe, tmp_path / "stopped", device="cpu", display=StopAt(line))
+    with pytest.raises(InterruptedError):
+        resume(tmp_path / "stopped", device="cpu", display=StopAt(line + 2))
+    resume(tmp_path / "stopped", device="cpu")
+    assert_same_run(tmp_path / "whole", tmp_path / "stopped", ("online", "second"))
+
+
+@pytest.mark.slow
+def test_kill_minus_nine_at_random_moments(tiny_recipe: dict[str, Any], tmp_path: Path) -> None:
+    tiny_recipe["stages"][0] |= {"epochs": 30, "checkpoint_every": 3}
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(tiny_recipe), encoding="utf-8")
+    train(parse_recipe(tiny_recipe), tmp_path / "whole", device="cpu")
+    run = tmp_path / "killed"
+    start = [sys.executable, "-m", "quintet", "train", str(tmp_path / "recipe.yaml"), "-o", str(run), "--device", "cpu"]
+    again = [sys.executable, "-m", "quintet", "train", "--resume", str(run), "--device", "cpu"]
+    rng = random.Random(0)
+    kills = 0
+    for _ in range(200):
+        begun = (run / "run.json").exists()
+        process = subprocess.Popen(again if begun else start, stderr=subprocess.PIPE)
+        log = run / "stages" / "online" / "log.jsonl"
+        before = log.stat().st_size if log.exists() else 0
+        while process.poll() is None and not (log.exists() and log.stat().st_size > before):
+            time.sleep(0.01)
+        time.sleep(rng.uniform(0, 0.3))
+        if process.poll() is None and kills < 5:
+            os.kill(process.pid, signal.SIGKILL)
+            kills += 1
+        errors = process.communicate()[1].decode()
+        if process.returncode == 0:
+            break
+        assert process.returncode == -signal.SIGKILL, errors
+    assert kills >= 2
+    assert_same_run(tmp_path / "whole", run, ("online",))
+
+
+def test_stages_start_where_they_say(tiny_recipe: dict[str, Any], tmp_path: Path) -> None:
+    recipe = two_stages(tiny_recipe)
+    recipe["stages"][1] |= {"epochs": 1, "optimizer": {"lr": 1e-12}}
+    train(parse_recipe(recipe), tmp_path / "previous", device="cpu")
+    first = load_tensors(tmp_path / "previous" / "stages" / "online" / "selected.safetensors")[0]
+    for name, tensor in weights(tmp_path / "previous").items():
+        torch.testing.assert_close(tensor, first[name])
+    recipe["stages"][1] |= {"init": str(tmp_path / "previous")}
+    train(parse_recipe(recipe, ["seed=5"]), tmp_path / "other", device="cpu")
+    for name, tensor in weights(tmp_path / "other").items():
+        torch.testing.assert_close(tensor, first[name])
+    recipe["stages"][1] |= {"init": "scratch"}
+    train(parse_recipe(recipe), tmp_path / "scratch", device="cpu")
+    assert any(not torch.allclose(tensor, first[name]) for name, tensor in weights(tmp_path / "scratch").items())
+
+
+def test_frozen_parameters_do_not_move(tiny_recipe: dict[str, Any], tmp_path: Path) -> None:
+    recipe = two_stages(tiny_recipe)
+    recipe["stages"][1] |= {"freeze": ["matcher.text_encoder.*"]}
+    train(parse_recipe(recipe), tmp_path / "run", device="cpu")
+    first = load_tensors(tmp_path / "run" / "stages" / "online" / "selected.safetensors")[0]
+    last = weights(tmp_path / "run")
+    for name in first:
+        assert torch.equal(first[name], last[name]) == name.startswith("text_encoder."), name
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"precision": "bfloat16"},
+        {"reduction": "mean", "clip": None},
+        {"batches": {"size": 5, "per": "images", "drop_last": True}},
+        {"optimizer": {"name": "sgd", "lr": 0.1, "nesterov": True}, "schedule": {"kind": "cosine", "warmup_steps": 3}},
+    ],
+)
+def test_every_setting_trains(tiny_recipe: dict[str, Any], tmp_path: Path, change: dict[str, Any]) -> None:
+    tiny_recipe["stages"][0] |= change
+    summary = train(parse_recipe(tiny_recipe), tmp_path / "run", device="cpu")
+    assert summary["online"]["epoch"] in (1, 2)
+
+
+@pytest.mark.slow
+def test_compiled_encoders_train(tiny_recipe: dict[str, Any], tmp_path: Path) -> None:
+    tiny_recipe["stages"][0] |= {"compile": True}
+    assert train(parse_recipe(tiny_recipe), tmp_path / "run", device="cpu")["online"]["steps"] > 0
+
+
+def test_loading_workers_change_nothing(tiny_recipe: dict[str, Any], tmp_path: Path) -> None:
+    train(parse_recipe(tiny_recipe), tmp_path / "none", device="cpu")
+    train(parse_recipe(tiny_recipe, ["data.workers=2"]), tmp_path / "two", device="cpu")
+    assert_same_run(tmp_path / "none", tmp_path / "two", ("online",))
+
+
+def test_nan_stops_training_before_it_reaches_a_checkpoint(tiny_recipe: dict[str, Any], tmp_path: Path) -> None:
+    tiny_recipe["stages"][0] |= {"optimizer": {"name": "sgd", "lr": 1e38}, "clip": None, "epochs": 5}
+    with pytest.raises(TrainingError, match="lower learning rate"):
+        train(parse_recipe(tiny_recipe), tmp_path / "run", device="cpu")
+    checkpoint = tmp_path / "run" / "stages" / "online" / "checkpoint.safetensors"
+    if checkpoint.exists():
+        losses = load_tensors(checkpoint)[1]["state"]["window"]
+        assert all(value == value for value, _ in losses.values())
+
+
+def test_a_metric_that_does_not_exist_is_named(tiny_recipe: dict[str, Any], tmp_path: Path) -> None:
+    tiny_recipe["stages"][0] |= {"select": "r_sum"}
+    with pytest.raises(TrainingError, match="rsum"):
+        train(parse_recipe(tiny_recipe), tmp_path / "run", device="cpu")
+
+
+def test_training_on_what_is_measured_is_refused(tiny_recipe: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(CorpusError, match="must not be trained on"):
+        train(parse_recipe(tiny_recipe, ["data.train=test"]), tmp_path / "run", device="cpu")
+
+
+def test_folders_that_hold_a_run_are_not_overwritten(tiny_recipe: dict[str, Any], tmp_path: Path) -> None:
+    recipe = parse_recipe(tiny_recipe)
+    train(recipe, tmp_path / "run", device="cpu")
+    with pytest.raises(RunError, match="--resume"):
+        train(recipe, tmp_path / "run", device="cpu")
+    assert resume(tmp_path / "run", device="cpu").keys() == {"online"}, "resuming a finished run does nothing"
+
+
+def test_runs_that_cannot_be_resumed_say_why(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="not a run"):
+        resume(tmp_path)
+    write_json(tmp_path / "run.json", {"format": "quintet-run", "version": 1, "status": "training", "name": "x"})
+    with pytest.raises(RunError, match="before its first step"):
+        resume(tmp_path)
+
+
+def test_missing_corpus_and_features_are_told_before_training(tiny_recipe: dict[str, Any], tmp_path: Path) -> None:
+    tiny_recipe["data"]["corpus"] = None
+    with pytest.raises(RecipeError, match="--corpus"):
+        train(parse_recipe(tiny_recipe), tmp_path / "run", device="cpu")
+    assert not (tmp_path / "run").exists()
