@@ -23,7 +23,7 @@ def wave(size: int) -> Tensor:
     return torch.stack([torch.sin(x / (5 + c)) * torch.cos(y / (9 - c)) for c in range(3)])[None]
 
 
-# Of the average of the grid: where its five largest values are, what they are, and the sum of all. Computed once with the
+# Of the average of the grid: where its five largest values are, what they are, the sum of all. Computed once with the
 # package efficientnet-lite-pytorch 0.1.0, which the weights' names come from.
 REFERENCE = [
     (0, 224, [439, 31, 600, 515, 1259], [4.67722, 4.4673, 3.58801, 3.55233, 3.14059], 171.3855),

@@ -118,7 +118,9 @@ def test_a_broken_picture_is_named_and_no_page_is_left(tmp_path: Path) -> None:
 
 
 def test_table_has_headers_rows_and_one_decimal() -> None:
-    reader = read(metrics_table_html([{"run": "<chance>", "R@1": 0.5, "rank": 100}, {"run": "b", "R@1": 31.25}], "Both"))
+    reader = read(
+        metrics_table_html([{"run": "<chance>", "R@1": 0.5, "rank": 100}, {"run": "b", "R@1": 31.25}], "Both")
+    )
     assert [tag["scope"] for tag in reader.all("th")] == ["col", "col", "col", "row", "row"]
     assert "<chance>0.5100" in reader.text
     assert "31.2" in reader.text

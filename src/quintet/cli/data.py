@@ -38,7 +38,7 @@ def formats_command(
     table = Table("format", "reads", "options", show_lines=True)
     for name, format in FORMATS.items():
         options = (
-            f"[bold]{option.name}[/bold]={escape(str(option.default))}: {escape(option.help)}"
+            f"[bold]{option.name}[/bold]={_shown(option.default)} {escape(option.help)}"
             for option in format.options.values()
         )
         table.add_row(name, escape(format.help), "\n".join(options))
@@ -82,7 +82,7 @@ def import_command(
         table.add_row(split.name, *(f"{len(rows):,}" for rows in (split.groups, split.images, split.texts)))
     console.print(table)
     _print_notes(console, corpus.notes)
-    console.print(f"Next: [bold]quintet data inspect {escape(str(out))}[/bold]", highlight=False)
+    console.print(f"Next: [bold]quintet data inspect {escape(str(out))}[/bold]", highlight=False, soft_wrap=True)
 
 
 @data_app.command("inspect")
@@ -123,6 +123,13 @@ def inspect_command(
         raise typer.Exit(1)
 
 
+def _shown(default: Any) -> str:
+    """A default as one would type it; nothing where the option has none."""
+    if isinstance(default, bool):
+        return str(default).lower()
+    return "" if default is None else escape(str(default))
+
+
 def _parse_pairs(pairs: list[str]) -> dict[str, str]:
     parsed: dict[str, str] = {}
     for pair in pairs:
@@ -151,12 +158,12 @@ def _print_facts(console: Console, facts: dict[str, Any]) -> None:
     if repeated["sentences"]:
         console.print(f"{repeated['sentences']:,} sentences describe several groups word for word, most often:")
         for example in repeated["examples"]:
-            console.print(f"  {example['groups']} x {escape(example['text'])}", highlight=False)
+            console.print(f"  {example['groups']} x {escape(example['text'])}", highlight=False, soft_wrap=True)
     for name, row in facts["features"].items():
         said = row.get("error") or "{images:,} images, {fragments} x {dim}; {images_without:,} images without".format(
             **row
         )
-        console.print(f"features {escape(name)}: {escape(said)}", highlight=False)
+        console.print(f"features {escape(name)}: {escape(said)}", highlight=False, soft_wrap=True)
     if "pictures" in facts:
         _print_pictures(console, facts["pictures"])
     _print_notes(console, facts["notes"])
@@ -165,13 +172,13 @@ def _print_facts(console: Console, facts: dict[str, Any]) -> None:
 def _print_pictures(console: Console, facts: dict[str, Any]) -> None:
     console.print(f"{facts['checked']:,} pictures decoded, {len(facts['unreadable']):,} unreadable")
     for row in facts["unreadable"][:20]:
-        console.print(f"  [red]{escape(row['reason'])}[/red]", highlight=False)
+        console.print(f"  [red]{escape(row['reason'])}[/red]", highlight=False, soft_wrap=True)
     if facts["copies"]:
         console.print(f"{len(facts['copies']):,} pictures exist more than once, for example as:")
         for ids in facts["copies"][:5]:
-            console.print(f"  {escape(', '.join(ids[:6]))}", highlight=False)
+            console.print(f"  {escape(', '.join(ids[:6]))}", highlight=False, soft_wrap=True)
 
 
 def _print_notes(console: Console, notes: list[str]) -> None:
     for note in notes:
-        console.print(f"note: {escape(note)}", highlight=False)
+        console.print(f"note: {escape(note)}", highlight=False, soft_wrap=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
@@ -11,60 +12,137 @@ from rich.console import Console
 from quintet.cli.display import TrainingDisplay
 from quintet.errors import QuintetError
 
-SEARCH_DEPTH = 6
+if TYPE_CHECKING:
+    from quintet.data.corpus import Corpus, Split
+    from quintet.evaluation.result import Result
+    from quintet.report.page import QueryResult
+    from quintet.search.exact import ExactIndex
+    from quintet.training.run import Run
+
+QUERIES, DEPTH = 3, 6
 
 
 def demo_command(
     out: Path = typer.Option(Path("demo"), "--out", "-o", help="Where corpus, run, index and page go."),
-    seed: int = typer.Option(0, help="Another seed, another corpus and another training."),
-    recipe: str = typer.Option("vse-scenes", help="The recipe to train."),
+    seed: int = typer.Option(0, min=0, help="Another seed, another corpus and another training."),
+    recipe: str = typer.Option("vse-scenes", help="The recipe to train on it."),
+    scenes: int = typer.Option(
+        2000, min=50, help="Training scenes; held out are 200 for validation, 200 for the test."
+    ),
 ) -> None:
     """Make a small corpus, train a matcher on it, measure it, and search it: about two minutes on two cores.
 
     Everything happens in one folder, with nothing downloaded. The last line names a page to open in a browser.
     """
+    from quintet.cli.evaluate import results_table
     from quintet.data.formats.scenes import make_scenes
-    from quintet.evaluation.evaluate import encode_split, evaluate_members
-    from quintet.evaluation.result import write_result
-    from quintet.evaluation.scoring import Member
     from quintet.report.page import write_search_page
-    from quintet.search.exact import ExactIndex
     from quintet.training.recipe import load_recipe
-    from quintet.training.run import open_run
     from quintet.training.stages import train
 
-    if (out / "page.html").exists() or (out / "run").exists():
-        raise QuintetError(f"{out} holds an earlier demo; remove it or choose another folder with --out")
+    if (out / "run").exists() or (out / "corpus").exists():
+        raise QuintetError(f"{out} holds an earlier demo; remove it, or choose another folder with --out")
     console = Console()
     began = time.monotonic()
 
-    console.rule("1  a corpus of generated scenes")
-    corpus = make_scenes(out / "corpus", seed=seed)
+    console.rule("1  a corpus of generated scenes", align="left")
+    corpus = make_scenes(out / "corpus", train=scenes, seed=seed)
     counts = ", ".join(f"{name} {len(groups)}" for name, groups in corpus.splits.items())
-    console.print(f"{len(corpus.images)} pictures ({counts}), {len(corpus.texts)} sentences; e.g. {corpus.texts[0].text!r}")
+    console.print(f"{len(corpus.images)} pictures ({counts}) with {len(corpus.texts)} sentences, such as")
+    console.print(f"  {corpus.texts[1].text}", style="italic")
 
-    console.rule("2  training")
-    settings = [f"data.corpus={out / 'corpus'}", f"seed={seed}"]
+    console.rule("2  training", align="left")
+    plan = load_recipe(recipe, [f"data.corpus={out / 'corpus'}", f"seed={seed}"])
     with TrainingDisplay(console) as display:
-        train(load_recipe(recipe, settings), out / "run", device="cpu", display=display)
+        train(plan, out / "run", device="cpu", display=display)
 
-    console.rule("3  measuring on held-out scenes")
-    run = open_run(out / "run")
-    split = corpus.split("test")
-    images, texts = encode_split(run.matcher, run.image_batches(corpus, split.images), run.text_batches(split.texts), split)
-    result = evaluate_members([Member(run.matcher, images, texts, run.name)], split)
-    write_result(out / "result.json", result, command="quintet demo", seed=seed, weights=run.weights_checksum)
-    console.print(results_table({stage_label(recipe): result}))
+    console.rule("3  measuring on scenes it has never seen", align="left")
+    split = corpus.split(plan.data.test)
+    results, index, run = _measure(out, corpus, split, [stage.name for stage in plan.stages], seed)
+    console.print(results_table(results))
 
-    console.rule("4  searching")
-    index = ExactIndex([image.id for image in split.images], images, run.weights_checksum)
-    index.save(out / "index")
-    results = example_queries(run, corpus, split, ExactIndex.open(out / "index", run.weights_checksum))
-    for query in results:
-        console.print(f"[bold]{query.query}[/]")
-        for place, hit in enumerate(query.hits[:3], 1):
+    console.rule("4  searching", align="left")
+    searches = _search(run, corpus, split, index)
+    for search in searches:
+        console.print(search.query, style="bold")
+        for place, hit in enumerate(search.hits[:3], 1):
             mark = "  <- the picture it was written for" if hit.right else ""
-            console.print(f"  {place}. {Path(hit.image_path).name}  score {hit.score:.3f}{mark}", highlight=False)
-    write_search_page(out / "page.html", "Quintet demo", results, results_html({stage_label(recipe): result}))
-    console.rule(f"done in {time.monotonic() - began:.0f} s")
-    console.print(f"open {(out / 'page.html').resolve()} in a browser", highlight=False, soft_wrap=True)
+            console.print(f"  {place}. {hit.image_path.name}  score {hit.score:.3f}{mark}", highlight=False)
+    page = out / "page.html"
+    write_search_page(page, "Quintet demo", searches, intro=_intro(corpus), above=_table(results))
+    console.rule(f"done in {time.monotonic() - began:.0f} s", align="left")
+    console.print(f"open {page.resolve()} in a browser", highlight=False, soft_wrap=True)
+
+
+def _measure(
+    out: Path, corpus: Corpus, split: Split, stages: list[str], seed: int
+) -> tuple[dict[str, Result], ExactIndex, Run]:
+    """Every stage on the test split; an index of the last one's pictures, written and read back."""
+    from quintet.evaluation.evaluate import encode_split, evaluate_members
+    from quintet.evaluation.result import write_result
+    from quintet.evaluation.scoring import Member
+    from quintet.search.exact import ExactIndex
+    from quintet.training.run import open_run
+
+    results: dict[str, Result] = {}
+    for stage in stages:
+        run = open_run(out / "run", stage=stage)
+        codes = encode_split(run.matcher, run.image_batches(corpus, split.images), run.text_batches(split.texts), split)
+        results[stage] = evaluate_members([Member(run.matcher, *codes, stage)], split, seed=seed)
+        facts = {"corpus": corpus.name, "stage": stage, "weights": run.weights_checksum}
+        write_result(out / f"result-{stage}.json", results[stage], **facts)
+    ExactIndex([image.id for image in split.images], codes[0], run.weights_checksum).save(out / "index")
+    return results, ExactIndex.open(out / "index", run.weights_checksum), run
+
+
+def _search(run: Run, corpus: Corpus, split: Split, index: ExactIndex) -> list[QueryResult]:
+    """Look for the scenes of a few full sentences."""
+    from quintet.data.tokenizers import text_batch
+    from quintet.report.page import Hit, QueryResult
+
+    assert run.tokenizer is not None
+    step = len(split.groups) // QUERIES
+    texts = [
+        max((split.texts[row] for row in split.texts_of_group[g * step]), key=lambda t: len(t.text))
+        for g in range(QUERIES)
+    ]
+    codes = run.matcher.encode_texts(text_batch(run.tokenizer, [text.text for text in texts]))
+    image_of = {image.id: image for image in split.images}
+    caption_of = {text.group: text.text for text in split.texts}
+    return [
+        QueryResult(
+            text.text,
+            [
+                Hit(
+                    corpus.picture(image_of[hit.id]),
+                    hit.score,
+                    caption_of[image_of[hit.id].group],
+                    hit.id == text.image,
+                )
+                for hit in hits
+            ],
+        )
+        for text, hits in zip(texts, index.search(run.matcher, codes, DEPTH), strict=True)
+    ]
+
+
+def _table(results: dict[str, Result]) -> str:
+    from quintet.report.page import metrics_table_html
+
+    names = {"i2t": "image to text", "t2i": "text to image"}
+    chance = next(iter(results.values())).chance
+    rows = [
+        {"stage": f"{stage}, {words}"}
+        | {f"R@{k}": float(metrics[f"{way}_r{k}"]) for k in (1, 5, 10)}
+        | {"median rank": float(metrics[f"{way}_medr"]), "rsum": float(metrics["rsum"])}
+        for stage, metrics in [*((stage, result.metrics) for stage, result in results.items()), ("chance", chance)]
+        for way, words in names.items()
+    ]
+    return metrics_table_html(rows, caption="On held-out scenes")
+
+
+def _intro(corpus: Corpus) -> str:
+    return (
+        f"A matcher was trained on {len(corpus.splits['train'])} generated scenes. Here it searches the "
+        f"{len(corpus.splits['test'])} test scenes, which it has never seen, for a sentence of some of them."
+    )

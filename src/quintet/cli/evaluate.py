@@ -66,7 +66,7 @@ def evaluate_command(
     from quintet.evaluation.evaluate import evaluate_members
     from quintet.evaluation.protocols import find_protocol
     from quintet.files import write_json
-    from quintet.training.extractor import pick_device
+    from quintet.training.devices import pick_device
     from quintet.training.run import open_run
 
     if ranks is not None and not ensemble and len(runs) > 1:

@@ -89,6 +89,16 @@ class TextBatch(_Movable):
 
 
 @dataclass(frozen=True)
+class OfflineBatch(_Movable):
+    """The offline hard negatives of n pairs (AOQ section 3.2), row i for pair i."""
+
+    texts: TextBatch  # t_off: a hard negative sentence of the picture
+    images: ImageBatch  # i_off: a hard negative picture of the sentence
+    derived_images: ImageBatch  # the picture of t_off
+    derived_texts: TextBatch  # a sentence of i_off
+
+
+@dataclass(frozen=True)
 class PairBatch(_Movable):
     """n corresponding pairs: row i of the pictures belongs to row i of the sentences."""
 
@@ -98,6 +108,7 @@ class PairBatch(_Movable):
     text_groups: Tensor  # (n,) int64
     image_rows: Tensor  # (n,) int64 rows in the split
     text_rows: Tensor  # (n,) int64
+    offline: OfflineBatch | None = None  # where the stage trains with mined negatives
 
     def __len__(self) -> int:
         return len(self.texts)

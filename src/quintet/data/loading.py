@@ -94,7 +94,12 @@ class _PairData(Dataset):
     """Indexed by whole batches of (image row, text row) pairs: one gather from disk a batch."""
 
     def __init__(
-        self, split: Split, images: ImageSource, sentences: Sentences, pairs: Sequence[np.ndarray], seed: tuple[int, ...] | None
+        self,
+        split: Split,
+        images: ImageSource,
+        sentences: Sentences,
+        pairs: Sequence[np.ndarray],
+        seed: tuple[int, ...] | None,
     ) -> None:
         self.split, self.images, self.sentences, self.pairs, self.seed = split, images, sentences, pairs, seed
 

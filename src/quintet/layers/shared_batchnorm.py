@@ -28,6 +28,10 @@ class _SumOverProcesses(torch.autograd.Function):
 class SharedBatchNorm(nn.Module):
     """Takes the place (and the parameters) of a BatchNorm when several processes train: statistics of the global batch."""
 
+    running_mean: Tensor
+    running_var: Tensor
+    num_batches_tracked: Tensor
+
     def __init__(self, local: nn.BatchNorm1d | nn.BatchNorm2d) -> None:
         super().__init__()
         self.eps, self.momentum = local.eps, local.momentum
@@ -55,7 +59,7 @@ class SharedBatchNorm(nn.Module):
     @torch.no_grad()
     def _track(self, mean: Tensor, variance: Tensor, count: Tensor) -> None:
         self.num_batches_tracked += 1
-        rate = 1 / self.num_batches_tracked if self.momentum is None else self.momentum
+        rate = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
         self.running_mean.lerp_(mean, rate)
         self.running_var.lerp_(variance * count / (count - 1).clamp(min=1), rate)
 

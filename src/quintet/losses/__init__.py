@@ -9,6 +9,7 @@ OBJECTIVES = Registry(
     "loss",
     {
         "triplet": "quintet.losses.triplet:TripletObjective",
+        "quintuplet": "quintet.losses.quintuplet_objective:QuintupletObjective",
         "caption": "quintet.losses.caption:CaptionObjective",
     },
 )

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from quintet import processes
 from quintet.codes import Codes
-from quintet.data.batches import PairBatch
+from quintet.data.batches import OfflineBatch, PairBatch
+from quintet.errors import RecipeError
 from quintet.models.matcher import Matcher
 
 
@@ -63,6 +64,47 @@ class Step:
             # (b, B): each process scores its own pictures
             rows = self.matcher.score(_at_least_float32(self.image_codes), all_texts)
             return processes.gather_rows(rows, self.total)
+
+    @cached_property
+    def off_text(self) -> Tensor:
+        """(b,): S(i, t_off), each picture of this process against its offline hard negative sentence."""
+        return self._pairs(self.image_codes, self._offline_text_codes)
+
+    @cached_property
+    def off_image(self) -> Tensor:
+        """(b,): S(i_off, t)."""
+        return self._pairs(self._offline_image_codes, self.text_codes)
+
+    @cached_property
+    def off_pair(self) -> Tensor:
+        """(b,): S(i_off, t_off)."""
+        return self._pairs(self._offline_image_codes, self._offline_text_codes)
+
+    @cached_property
+    def derived_pair(self) -> Tensor:
+        """(b,): the picture of t_off against a sentence of i_off."""
+        images = self.matcher.encode_images(self._offline.derived_images)
+        return self._pairs(images, self.matcher.encode_texts(self._offline.derived_texts))
+
+    @property
+    def _offline(self) -> OfflineBatch:
+        if self.batch.offline is None:
+            raise RecipeError(
+                "this loss trains on offline negatives; give its stage a `negatives:` entry that says where from"
+            )
+        return self.batch.offline
+
+    @cached_property
+    def _offline_image_codes(self) -> Codes:
+        return self.matcher.encode_images(self._offline.images)
+
+    @cached_property
+    def _offline_text_codes(self) -> Codes:
+        return self.matcher.encode_texts(self._offline.texts)
+
+    def _pairs(self, image_codes: Codes, text_codes: Codes) -> Tensor:
+        with torch.autocast(self.batch.text_groups.device.type, enabled=False):
+            return self.matcher.score_pairs(_at_least_float32(image_codes), _at_least_float32(text_codes))
 
     @cached_property
     def same_group(self) -> Tensor:

@@ -87,7 +87,7 @@ def _section(result: QueryResult) -> str:
 def _card(rank: int, hit: Hit) -> str:
     mark = '<span class="mark">✓ right</span>' if hit.right else ""
     return (
-        f'<li{" class=right" if hit.right else ""}><figure>'
+        f"<li{' class=right' if hit.right else ''}><figure>"
         f'<img src="{_thumbnail(hit.image_path)}" alt="{escape(hit.caption)}">'
         f'<figcaption><span class="facts"><b>{rank}</b> <span class="score">{hit.score:.3f}</span>{mark}</span>'
         f"<span>{escape(hit.caption)}</span></figcaption></figure></li>"
@@ -95,7 +95,7 @@ def _card(rank: int, hit: Hit) -> str:
 
 
 def _thumbnail(path: Path | str) -> str:
-    """A picture as a data address. Small pictures stay PNG, which keeps flat drawings crisp; photographs become JPEG."""
+    """A picture as a data address. Small ones stay PNG, which keeps flat drawings crisp; photographs become JPEG."""
     picture = open_picture(path)
     small = max(picture.size) <= THUMBNAIL
     buffer = io.BytesIO()
@@ -147,7 +147,7 @@ h2::before { content: "“"; } h2::after { content: "”"; }
 .intro, section > p { color: var(--soft); margin: .15rem 0 1rem; max-width: 42rem; }
 section { margin-top: 2.5rem; }
 ol { list-style: none; margin: 0; padding: 0; display: grid; gap: .9rem;
-  grid-template-columns: repeat(auto-fill, minmax(min(9.5rem, 44%), 1fr)); }
+  grid-template-columns: repeat(auto-fill, minmax(min(11rem, 44%), 1fr)); }
 li { min-width: 0; }
 figure { margin: 0; height: 100%; background: var(--card); border: 1px solid var(--line); border-radius: 10px;
   overflow: hidden; }
@@ -159,7 +159,8 @@ figcaption > span { display: block; }
 .facts b { color: var(--ink); margin-right: .35rem; }
 .mark { float: right; background: var(--right); color: var(--on-right); border-radius: 99px; padding: 0 .55rem;
   font-size: .74rem; line-height: 1.25rem; font-weight: 600; }
-.wide { overflow-x: auto; margin: 1.5rem 0; border: 1px solid var(--line); border-radius: 10px; background: var(--card); }
+.wide { overflow-x: auto; margin: 1.5rem 0; border: 1px solid var(--line); border-radius: 10px;
+  background: var(--card); }
 table { border-collapse: collapse; width: 100%; font-size: .9rem; font-variant-numeric: tabular-nums; }
 caption { text-align: left; padding: .7rem .9rem .2rem; font-weight: 600; }
 th, td { padding: .4rem .9rem; text-align: right; white-space: nowrap; font-weight: 400; }

@@ -39,7 +39,8 @@ class ExactIndex:
         """For each sentence the k best pictures, best first."""
         with torch.no_grad():
             blocks = [
-                matcher.score(self.codes[start : start + BLOCK], text_codes).float() for start in range(0, len(self), BLOCK)
+                matcher.score(self.codes[start : start + BLOCK], text_codes).float()
+                for start in range(0, len(self), BLOCK)
             ]
         scores, rows = torch.cat(blocks).T.topk(min(k, len(self)), dim=1)  # (n_texts, k)
         return [
@@ -50,7 +51,9 @@ class ExactIndex:
     def save(self, folder: Path | str) -> None:
         folder = Path(folder)
         self.codes.save(folder / "codes.safetensors")
-        write_json(folder / "index.json", {"format": "quintet-index", "version": 1, "weights": self.weights, "ids": self.ids})
+        write_json(
+            folder / "index.json", {"format": "quintet-index", "version": 1, "weights": self.weights, "ids": self.ids}
+        )
 
     @staticmethod
     def open(folder: Path | str, weights: str) -> ExactIndex:
@@ -58,5 +61,7 @@ class ExactIndex:
         folder = Path(folder)
         head = read_json(folder / "index.json")
         if head["weights"] != weights:
-            raise QuintetError(f"index {folder} was made by other weights than the ones it is searched with; make it again")
+            raise QuintetError(
+                f"index {folder} was made by other weights than the ones it is searched with; make it again"
+            )
         return ExactIndex(head["ids"], Codes.load(folder / "codes.safetensors"), head["weights"])

@@ -75,7 +75,11 @@ def build_tokenizer(recipe: TokenizerRecipe, train: Split) -> Tokenizer:
     """From files, or from the sentences of the training split alone."""
     sentences = [text.text for text in train.texts]
     if recipe.kind == "wordpiece":
-        return WordPiece.load(recipe.source, recipe.longest) if recipe.source else WordPiece.train(sentences, recipe.size, recipe.longest)
+        return (
+            WordPiece.load(recipe.source, recipe.longest)
+            if recipe.source
+            else WordPiece.train(sentences, recipe.size, recipe.longest)
+        )
     if recipe.vocabulary is not None:
         return WordVocabulary.load_scan_json(recipe.vocabulary, longest=recipe.longest)
     return WordVocabulary.build(sentences, min_count=recipe.min_count, longest=recipe.longest)
@@ -106,7 +110,9 @@ def build_matcher(model: dict[str, Any], recipe: TokenizerRecipe, tokenizer: Tok
 def _word_embedding(matcher: nn.Module, size: int) -> nn.Embedding:
     tables = [part for part in matcher.modules() if isinstance(part, nn.Embedding) and part.num_embeddings == size]
     if len(tables) != 1:
-        raise RecipeError(f"word_vectors need a matcher with one table of {size} word embeddings; this one has {len(tables)}")
+        raise RecipeError(
+            f"word_vectors need a matcher with one table of {size} word embeddings; this one has {len(tables)}"
+        )
     return tables[0]
 
 
@@ -125,7 +131,10 @@ def build_objective(stage: StageRecipe, matcher: nn.Module, tokenizer: Tokenizer
     facts: dict[str, Any] = {"vocabulary_size": len(tokenizer), "groups": len(data.train.groups)}
     facts |= {key: getattr(matcher, key) for key in ("embed_dim", "region_dim") if hasattr(matcher, key)}
     return Objectives(
-        {name: OBJECTIVES.create(name, **OBJECTIVES.complete(name, arguments, facts)) for name, arguments in stage.loss.items()}
+        {
+            name: OBJECTIVES.create(name, **OBJECTIVES.complete(name, arguments, facts))
+            for name, arguments in stage.loss.items()
+        }
     )
 
 

@@ -14,26 +14,15 @@ from torch import Tensor
 from quintet.backbones.grid import cell_boxes, pool_grid
 from quintet.backbones.preprocess import Preprocess
 from quintet.backbones.tower import ImageTower, create_tower, is_trained
-from quintet.backbones.weights import first_line, weights_checksum
+from quintet.backbones.weights import weights_checksum
 from quintet.data.batches import ImageBatch
 from quintet.errors import QuintetError
+from quintet.training.devices import pick_device
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 Crop = Literal["squeeze", "center"]
-
-
-def pick_device(name: str) -> torch.device:
-    """ "auto" is a GPU where there is one, else the CPU."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)  # a device torch knows need not be one this machine has
-    except (RuntimeError, AssertionError) as error:
-        raise QuintetError(f"no device {name!r} here: {first_line(error)}") from None
-    return device
 
 
 class FeatureExtractor:

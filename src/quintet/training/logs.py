@@ -52,7 +52,9 @@ class Log:
     def __init__(self, folder: Path, resumed_step: int | None = None) -> None:
         self._path = folder / "log.jsonl"
         if self._path.exists():
-            kept = [row for row in _complete_rows(self._path) if resumed_step is not None and row["step"] <= resumed_step]
+            kept = [
+                row for row in _complete_rows(self._path) if resumed_step is not None and row["step"] <= resumed_step
+            ]
             write_jsonl(self._path, kept)
         folder.mkdir(parents=True, exist_ok=True)
         self._file = self._path.open("a", encoding="utf-8")

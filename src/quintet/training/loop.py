@@ -75,8 +75,8 @@ class StageTrainer:
         self.position = Position()
         self._pending: list[tuple[int, dict[str, Term], Tensor]] = []
         if stage.compile:
-            matcher.encode_images = torch.compile(matcher.encode_images)  # type: ignore[assignment]
-            matcher.encode_texts = torch.compile(matcher.encode_texts, dynamic=True)  # type: ignore[assignment]
+            for verb in ("encode_images", "encode_texts"):
+                setattr(matcher, verb, torch.compile(getattr(matcher, verb), dynamic=verb == "encode_texts"))
 
     @property
     def checkpoint(self) -> Path:
@@ -101,7 +101,11 @@ class StageTrainer:
         finally:
             if log is not None:
                 log.close()
-        summary = {"metrics": self.position.best_metrics, "epoch": self.position.best_epoch, "steps": self.position.step}
+        summary = {
+            "metrics": self.position.best_metrics,
+            "epoch": self.position.best_epoch,
+            "steps": self.position.step,
+        }
         if processes.is_first():
             write_json(self.folder / "done.json", summary)
             self.checkpoint.unlink(missing_ok=True)
@@ -153,8 +157,12 @@ class StageTrainer:
         for term in terms.values():
             loss = loss + term.weight * self._reduce(term.values)
         loss.backward()
-        summed = torch.stack([torch.stack([term.values.sum(), term.values.new_tensor(term.values.numel())]) for term in terms.values()])
-        self._pending.append((at.step, terms, summed.detach()))  # (terms, 2); read later, so that the device need not wait
+        summed = torch.stack(
+            [torch.stack([term.values.sum(), term.values.new_tensor(term.values.numel())]) for term in terms.values()]
+        )
+        self._pending.append(
+            (at.step, terms, summed.detach())
+        )  # (terms, 2); read later, so that the device need not wait
 
     def _reduce(self, values: Tensor) -> Tensor:
         if self.stage.reduction == "sum":
@@ -203,7 +211,9 @@ class StageTrainer:
         self.module.eval()
         metrics = validate(self.matcher, self.data, self.tokenizer, self.device)
         if self.stage.select not in metrics:
-            raise TrainingError(f"select: {self.stage.select!r} is not a metric; there are {', '.join(sorted(metrics))}")
+            raise TrainingError(
+                f"select: {self.stage.select!r} is not a metric; there are {', '.join(sorted(metrics))}"
+            )
         value = metrics[self.stage.select]
         better = at.best is None or value > at.best
         if better:

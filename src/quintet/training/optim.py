@@ -36,7 +36,9 @@ def make_optimizer(module: nn.Module, recipe: OptimizerRecipe) -> torch.optim.Op
     settings = []
     for group, parameters in zip(recipe.groups, members, strict=False):
         if not parameters:
-            raise RecipeError(f"optimizer group {group.match!r} matches no trainable parameter; names look like {_some(named)}")
+            raise RecipeError(
+                f"optimizer group {group.match!r} matches no trainable parameter; names look like {_some(named)}"
+            )
         decay = recipe.weight_decay if group.weight_decay is None else group.weight_decay
         settings.append({"params": parameters, "base_lr": recipe.lr * group.lr_scale, "weight_decay": decay})
     if members[-1]:

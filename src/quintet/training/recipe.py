@@ -24,7 +24,9 @@ class TokenizerRecipe(_Strict):
     min_count: int = Field(4, ge=1, description="words: how often a word must occur in the training split")
     longest: int | None = Field(None, ge=3, description="longer sentences are cut to so many tokens, marks included")
     vocabulary: Path | None = Field(None, description="words: SCAN's JSON instead of one built here")
-    source: str | None = Field(None, description="wordpiece: vocab.txt, folder or hub name; none: trained on the corpus")
+    source: str | None = Field(
+        None, description="wordpiece: vocab.txt, folder or hub name; none: trained on the corpus"
+    )
     size: int = Field(8000, ge=10, description="wordpiece: how many pieces, when trained on the corpus")
     word_vectors: Path | None = Field(None, description="GloVe or word2vec file for the first word embeddings")
 
@@ -32,7 +34,9 @@ class TokenizerRecipe(_Strict):
 class AugmentRecipe(_Strict):
     """Random changes of pixels in training."""
 
-    crop: Literal["none", "resized", "shift"] = Field("none", description="shift: a crop from a slightly larger picture")
+    crop: Literal["none", "resized", "shift"] = Field(
+        "none", description="shift: a crop from a slightly larger picture"
+    )
     flip: float = Field(0.0, ge=0, le=1, description="how often a picture is mirrored; 0 where left and right matter")
 
 

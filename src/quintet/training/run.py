@@ -1,12 +1,12 @@
 """A run folder: what training leaves behind, and what everything after training starts from.
 
-    run.json              {"format": "quintet-run", "version": 1, "name": ..., "status": "training" | "complete", ...}
-    recipe.yaml           the recipe, overrides applied (absent where the matcher came from elsewhere)
-    model.json            {"name": "vse++", "arguments": {...}}: enough for `quintet.create_model`
-    tokenizer.json        how sentences become ids (absent where it is not known)
-    images.json           what pictures become: {"kind": "pixels"} or {"kind": "features", "name": ..., "tower": {...}}
-    weights.safetensors   the matcher's weights: the selected epoch of the last stage
-    stages/NAME/          checkpoint, selected weights and log of each stage
+run.json              {"format": "quintet-run", "version": 1, "name": ..., "status": "training" | "complete", ...}
+recipe.yaml           the recipe, overrides applied (absent where the matcher came from elsewhere)
+model.json            {"name": "vse++", "arguments": {...}}: enough for `quintet.create_model`
+tokenizer.json        how sentences become ids (absent where it is not known)
+images.json           what pictures become: {"kind": "pixels"} or {"kind": "features", "name": ..., "tower": {...}}
+weights.safetensors   the matcher's weights: the selected epoch of the last stage
+stages/NAME/          checkpoint, selected weights and log of each stage
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from quintet.data.loading import FeatureImages, ImageSource, PictureImages, Sent
 from quintet.data.tokenizers import Tokenizer, load_tokenizer
 from quintet.errors import QuintetError, RecipeError, RunError
 from quintet.files import read_json, write_json
-from quintet.models import create_model
+from quintet.models import MODELS, create_model
 from quintet.training.checkpoint import load_tensors, save_tensors
 
 FORMAT, VERSION = "quintet-run", 1
@@ -163,7 +163,7 @@ def open_run(folder: Path | str, *, stage: str | None = None, device: torch.devi
         raise RunError(f"{weights} does not exist; this run has no such stage, or it has not come that far")
     model = read_json(folder / "model.json")
     try:
-        matcher = create_model(model["name"], **model["arguments"])
+        matcher = create_model(model["name"], **without_start_weights(model))
     except RecipeError as error:
         raise RunError(f"run {folder} holds a matcher that this Quintet cannot make: {error}") from None
     state, _ = load_tensors(weights)
@@ -178,6 +178,13 @@ def open_run(folder: Path | str, *, stage: str | None = None, device: torch.devi
         default_corpus=Path(head["corpus"]) if head.get("corpus") else None,
         weights_checksum=file_checksum(weights),
     )
+
+
+def without_start_weights(model: dict[str, Any]) -> dict[str, Any]:
+    """The matcher's arguments without the files its towers started from: the run's own weights replace them."""
+    start = {"tower_weights": None, "tower_pretrained": False}
+    known = MODELS.parameters(model["name"]) if model["name"] in MODELS.entries else {}
+    return model["arguments"] | {key: value for key, value in start.items() if key in known}
 
 
 def load_weights(matcher: nn.Module, state: dict[str, Tensor], where: Path) -> None:

@@ -23,6 +23,7 @@ from quintet.training.build import (
     open_data,
 )
 from quintet.training.checkpoint import load_tensors
+from quintet.training.devices import pick_device
 from quintet.training.logs import Display, Silent
 from quintet.training.loop import StageTrainer
 from quintet.training.recipe import Recipe, StageRecipe, load_recipe, recipe_yaml
@@ -33,7 +34,9 @@ def train(recipe: Recipe, out: Path | str, *, device: str = "auto", display: Dis
     """Train a recipe into a new run folder. Returns the selected validation metrics of each stage."""
     out = Path(out)
     if (out / "run.json").exists():
-        raise RunError(f"{out} holds a run already; resume it with `quintet train --resume {out}`, or choose another folder")
+        raise RunError(
+            f"{out} holds a run already; resume it with `quintet train --resume {out}`, or choose another folder"
+        )
     with _processes(device) as place:
         data = open_data(recipe)
         tokenizer = build_tokenizer(recipe.data.tokenizer, data.train)
@@ -41,7 +44,12 @@ def train(recipe: Recipe, out: Path | str, *, device: str = "auto", display: Dis
         if processes.is_first():
             write_text(out / "recipe.yaml", recipe_yaml(recipe))
             start_run(
-                out, name=recipe.name, model=model, tokenizer=tokenizer, image_input=data.image_input(), corpus=data.corpus.root
+                out,
+                name=recipe.name,
+                model=model,
+                tokenizer=tokenizer,
+                image_input=data.image_input(),
+                corpus=data.corpus.root,
             )
         processes.barrier()
         return _run_stages(recipe, out, data, tokenizer, place, display or Silent())
@@ -130,7 +138,7 @@ class _processes:  # noqa: N801 (a context manager, used like a function)
         self.joined = False
 
     def __enter__(self) -> torch.device:
-        device = choose_device(self.device)
+        device = pick_device(self.device)
         if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
             dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
             self.joined = True
@@ -139,13 +147,3 @@ class _processes:  # noqa: N801 (a context manager, used like a function)
     def __exit__(self, *_: object) -> None:
         if self.joined:
             dist.destroy_process_group()
-
-
-def choose_device(name: str) -> torch.device:
-    """"auto" is the GPU of this process where there is one, else the CPU."""
-    if name == "auto":
-        name = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu"
-    device = torch.device(name)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    return device

@@ -9,6 +9,7 @@ import torch
 from quintet import processes
 from quintet.codes import Codes
 from quintet.data.loading import Sentences, image_batches, text_batches
+from quintet.errors import CorpusError
 from quintet.evaluation.evaluate import encode_split, evaluate_members
 from quintet.evaluation.scoring import Member
 from quintet.training.build import TrainingData
@@ -19,6 +20,8 @@ BATCH = 128
 def validate(matcher: Any, data: TrainingData, tokenizer: Any, device: torch.device) -> dict[str, float]:
     """The metrics of the validation split. Each process encodes its share; all of them measure the whole."""
     split = data.validation
+    if len(split.images) < processes.count():
+        raise CorpusError(f"split {split.name!r} has fewer images than there are processes; use fewer processes")
     images = split.images[processes.share(len(split.images))]
     sentences = Sentences(tokenizer, split.texts[processes.share(len(split.texts))])
     codes = encode_split(

@@ -105,7 +105,7 @@ def _samples(shard: Path, pictures: Path, caption: str | None, taken: set[str], 
 def _files(shard: Path, notes: Notes) -> Iterator[tuple[str, bytes]]:
     """Plain files with harmless names; nothing is ever unpacked by tarfile itself."""
     try:
-        with tarfile.open(shard, "r|*") as tar:
+        with tarfile.open(shard, "r:*") as tar:
             for member in tar:
                 path = PurePosixPath(member.name)
                 if member.isdir() or path.name.startswith("."):
@@ -120,8 +120,19 @@ def _files(shard: Path, notes: Notes) -> Iterator[tuple[str, bytes]]:
                     file = tar.extractfile(member)
                     assert file is not None  # it is a plain file
                     yield member.name, file.read()
+            _require_end(tar)
     except (tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError) as error:
         raise CorpusError(f"{shard} is damaged or cut short: {error}; fetch it again") from None
+
+
+def _require_end(tar: tarfile.TarFile) -> None:
+    """An archive ends with blocks of zeros; tarfile also stops, in silence, at a damaged header or where a file is cut."""
+    assert tar.fileobj is not None
+    tar.fileobj.seek(tar.offset)
+    if tar.fileobj.read(tarfile.BLOCKSIZE) != tarfile.NUL * tarfile.BLOCKSIZE:
+        raise tarfile.ReadError("no end mark where the last file ends")
+    while tar.fileobj.read(2**20):  # to the end of a compressed stream, where its checksum is compared
+        pass
 
 
 def _decode(data: bytes, where: str) -> str:

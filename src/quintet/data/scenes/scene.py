@@ -153,7 +153,7 @@ def _variants(scene: Scene, kind: str) -> Iterator[Scene]:
         else:
             changed = [replace(group, count=count) for count in (1, 2, 3, 4)]
         for other in changed:
-            yield replace(scene, groups=scene.groups[:index] + (other,) + scene.groups[index + 1 :])
+            yield replace(scene, groups=_put(scene.groups, {index: other}))
 
 
 def _other_relations(scene: Scene) -> Iterator[Scene]:

@@ -188,7 +188,7 @@ def _related(this: Phrase, relation: str, that: Phrase, rng: np.random.Generator
         f"there {this.be} {this.text} {word} {that.text}",
         f"{pick(rng, OPENINGS)}{this.text} {word} {that.text}",
         f"{word} {that.text} {this.be} {this.text}",
-        f"{that.text} with {this.text} {SIDES[relation].format(its='their' if that.plural else 'its', it='them' if that.plural else 'it')}",
+        f"{that.text} with {this.text} {SIDES[relation][that.plural]}",
     ]
     return pick(rng, wordings)
 

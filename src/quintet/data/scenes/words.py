@@ -52,14 +52,21 @@ RELATIONS = {
     "inside": ("inside", "within", "in the middle of"),
     "around": ("around", "surrounding"),
 }
-CONVERSE = {"left": "right", "right": "left", "above": "below", "below": "above", "inside": "around", "around": "inside"}
-SIDES = {  # after "THAT with THIS"
-    "left": "to {its} left",
-    "right": "to {its} right",
-    "above": "above {it}",
-    "below": "below {it}",
-    "inside": "inside {it}",
-    "around": "around {it}",
+CONVERSE = {
+    "left": "right",
+    "right": "left",
+    "above": "below",
+    "below": "above",
+    "inside": "around",
+    "around": "inside",
+}
+SIDES = {  # after "THAT with THIS", where THAT is one thing or several
+    "left": ("to its left", "to their left"),
+    "right": ("to its right", "to their right"),
+    "above": ("above it", "above them"),
+    "below": ("below it", "below them"),
+    "inside": ("inside it", "inside them"),
+    "around": ("around it", "around them"),
 }
 ORDERS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {  # in the order of the groups, and against it
     "row": (("from left to right", "left to right"), ("from right to left", "right to left")),

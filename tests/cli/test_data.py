@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from typer.testing import CliRunner, Result
+
+from quintet.cli.data import data_app
+from quintet.data.corpus import Corpus
+from quintet.data.formats import FORMATS
+from quintet.errors import CorpusError
+
+
+def quintet_data(*arguments: object) -> Result:
+    return CliRunner().invoke(data_app, [str(argument) for argument in arguments], env={"COLUMNS": "200"})
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    folder = tmp_path / "source"
+    folder.mkdir()
+    for n, name in enumerate(("a.png", "b.png", "c.png")):
+        Image.new("RGB", (8, 8), (n, 0, 0)).save(folder / name)
+    (folder / "t.csv").write_text(
+        "image,caption,split\na.png,A [bold]dog[/bold].,train\nb.png,A cat.,train\nc.png,A cat.,test\ngone.png,Lost.,test\n"
+    )
+    return folder
+
+
+def test_import_prints_the_splits_and_the_notes(source: Path, tmp_path: Path) -> None:
+    result = quintet_data("import", "folder", source, tmp_path / "out", "--name", "mine", "--copy")
+    assert result.exit_code == 0, result.output
+    assert "skipped 1 pictures that do not exist" in result.output
+    assert "quintet data inspect" in result.output
+    corpus = Corpus.open(tmp_path / "out")
+    assert corpus.name == "mine"
+    assert corpus.images[0].path == "pictures/a.png"
+
+
+def test_options_are_key_value_pairs(source: Path, tmp_path: Path) -> None:
+    arguments = ("import", "folder", source, tmp_path / "out", "-o", "strict=true", "--option", "seed=3")
+    result = quintet_data(*arguments)
+    assert isinstance(result.exception, CorpusError)
+    assert "pictures that do not exist" in str(result.exception)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("flcikr",), "did you mean 'flickr'"),
+        (("folder", "-o", "strikt=true"), "did you mean 'strict'"),
+        (("folder", "-o", "strict"), "expected KEY=VALUE"),
+        (("folder", "-o", "seed=1", "-o", "seed=2"), "given twice"),
+    ],
+)
+def test_mistakes_are_answered(source: Path, tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
+    result = quintet_data("import", arguments[0], source, tmp_path / "out", *arguments[1:])
+    assert isinstance(result.exception, CorpusError)
+    assert message in str(result.exception)
+
+
+def test_overwrite(source: Path, tmp_path: Path) -> None:
+    assert quintet_data("import", "folder", source, tmp_path / "out").exit_code == 0
+    assert "already holds a corpus" in str(quintet_data("import", "folder", source, tmp_path / "out").exception)
+    assert quintet_data("import", "folder", source, tmp_path / "out", "--overwrite").exit_code == 0
+
+
+@pytest.fixture
+def imported(source: Path, tmp_path: Path) -> Path:
+    assert quintet_data("import", "folder", source, tmp_path / "corpus").exit_code == 0
+    return tmp_path / "corpus"
+
+
+def test_inspect_prints_a_table(imported: Path) -> None:
+    result = quintet_data("inspect", imported)
+    assert result.exit_code == 0, result.output
+    for words in ("train", "test", "vocabulary", "1 sentences describe several groups", "2 x A cat.", "note: skipped"):
+        assert words in result.output
+
+
+def test_inspect_json_is_json(imported: Path) -> None:
+    result = quintet_data("inspect", imported, "--json", "--split", "train", "--check-pictures")
+    assert result.exit_code == 0
+    facts = json.loads(result.stdout)
+    assert facts["splits"]["train"]["images"] == 2
+    assert facts["pictures"] == {"checked": 2, "unreadable": [], "copies": []}
+
+
+def test_check_pictures_fails_on_damage(imported: Path, source: Path) -> None:
+    (source / "b.png").write_bytes(b"")
+    result = quintet_data("inspect", imported, "--check-pictures")
+    assert result.exit_code == 1
+    assert "3 pictures decoded, 1 unreadable" in result.output
+    assert "b.png is empty" in result.output
+
+
+def test_contact_sheet(imported: Path, tmp_path: Path) -> None:
+    result = quintet_data("inspect", imported, "--contact-sheet", tmp_path / "sheet.jpg", "--count", 2)
+    assert result.exit_code == 0, result.output
+    assert Image.open(tmp_path / "sheet.jpg").format == "JPEG"
+
+
+def test_inspect_of_something_else(tmp_path: Path) -> None:
+    assert "is not a corpus" in str(quintet_data("inspect", tmp_path).exception)
+
+
+def test_formats_lists_every_format_and_option() -> None:
+    result = quintet_data("formats")
+    assert result.exit_code == 0, result.output
+    listed = json.loads(quintet_data("formats", "--json").stdout)
+    assert set(listed) == set(FORMATS)
+    for name, format in FORMATS.items():
+        assert name in result.output
+        assert set(listed[name]["options"]) == set(format.options)
+        for option in format.options:
+            assert f"{option}=" in result.output
+
+
+@pytest.mark.parametrize("command", ["import", "inspect", "formats"])
+def test_help(command: str) -> None:
+    result = quintet_data(command, "--help")
+    assert result.exit_code == 0
+    assert len(result.output) > 200

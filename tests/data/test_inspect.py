@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image as Picture
+
+from quintet.data.corpus import Corpus, Image, Text
+from quintet.data.features import Part, write_manifest
+from quintet.data.inspect import describe
+from quintet.errors import CorpusError
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Corpus:
+    """a and b are copies of one picture, c is damaged, d is missing, e has features only."""
+    for name, colour in (("a", "red"), ("b", "red"), ("c", "blue")):
+        Picture.new("RGB", (30, 20), colour).save(tmp_path / f"{name}.png")
+    (tmp_path / "c.png").write_bytes((tmp_path / "c.png").read_bytes()[:40])
+    images = [Image(name, name, f"{name}.png") for name in "abcd"] + [Image("e", "e")]
+    texts = [
+        Text("a#0", "a", "A dog runs."),
+        Text("a#1", "a", "The dog."),
+        Text("b#0", "b", "A dog runs.", "b"),
+        Text("c#0", "c", "one two three four five six seven"),
+        Text("d#0", "d", "A dog runs."),
+        Text("e#0", "e", "The end."),
+    ]
+    splits = {"train": ["a", "b", "c"], "test": ["d"], "testall": ["d", "e"]}
+    Corpus("five", images, texts, splits, notes=["a note"]).save(tmp_path)
+    return Corpus.open(tmp_path)
+
+
+def test_counts_lengths_and_vocabulary(corpus: Corpus) -> None:
+    facts = describe(corpus)
+    assert (facts["images"], facts["texts"], facts["groups"]) == (5, 6, 5)
+    train = facts["splits"]["train"]
+    assert (train["groups"], train["images"], train["texts"]) == (3, 3, 4)
+    assert train["images_by_number_of_texts"] == {"1": 2, "2": 1}
+    assert train["words_in_a_text"]["max"] == 7
+    # a dog runs . the one two three four five six seven
+    assert train["vocabulary"] == 12
+    assert facts["notes"] == ["a note"]
+    json.dumps(facts)
+
+
+def test_duplicates_and_shared_groups(corpus: Corpus) -> None:
+    facts = describe(corpus)
+    assert facts["groups_in_several_splits"] == {"test & testall": 1}
+    assert facts["duplicate_sentences"] == {"sentences": 1, "examples": [{"text": "A dog runs.", "groups": 3}]}
+    assert describe(corpus, split="train")["duplicate_sentences"]["examples"][0]["groups"] == 2
+    assert describe(corpus, split="test")["duplicate_sentences"]["sentences"] == 0
+
+
+def test_one_split(corpus: Corpus) -> None:
+    assert list(describe(corpus, split="test")["splits"]) == ["test"]
+    with pytest.raises(CorpusError, match="did you mean 'train'"):
+        describe(corpus, split="trian")
+
+
+def test_several_pictures_of_a_group_share_its_texts() -> None:
+    images = [Image("1", "x"), Image("2", "x"), Image("3", "x")]
+    texts = [Text("a", "x", "Anyone."), Text("b", "x", "Two.", "2")]
+    facts = describe(Corpus("people", images, texts, {"test": ["x"]}))
+    assert facts["splits"]["test"]["images_by_number_of_texts"] == {"1": 2, "2": 1}
+
+
+def test_unreadable_pictures_and_copies_are_listed_when_asked(corpus: Corpus) -> None:
+    assert "pictures" not in describe(corpus)
+    done: list[int] = []
+    facts = describe(corpus, check_pictures=True, progress=done.append)["pictures"]
+    assert facts["checked"] == 4
+    assert done == [1, 2, 3, 4]
+    assert facts["copies"] == [["a", "b"]]
+    assert [row["image"] for row in facts["unreadable"]] == ["c", "d"]
+    assert "does not exist" in facts["unreadable"][1]["reason"]
+
+
+def test_features_are_listed_with_what_lacks_them(corpus: Corpus) -> None:
+    assert describe(corpus)["features"] == {}
+    folder = corpus.root / "features" / "grid"
+    folder.mkdir(parents=True)
+    np.save(folder / "f.npy", np.zeros((2, 4, 8), np.float32))
+    write_manifest(folder, ["a", "b"], np.array([[0, 0], [0, 1]]), [Part("f.npy")], fragments=4, dim=8, tower={})
+    assert describe(corpus)["features"] == {"grid": {"images": 2, "images_without": 3, "fragments": 4, "dim": 8}}
+    (folder / "f.npy").unlink()
+    assert "does not exist" in describe(corpus)["features"]["grid"]["error"]

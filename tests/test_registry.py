@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+import pytest
+
+from quintet.errors import RecipeError
+from quintet.registry import Registry
+
+THINGS = Registry("thing", {"fraction": "fractions:Fraction", "join": "tests.nowhere:join", "divide": "operator:floordiv"})
+
+
+def test_names_builders_and_arguments() -> None:
+    assert THINGS.names() == ["divide", "fraction", "join"]
+    assert str(THINGS.create("fraction", numerator=1, denominator=2)) == "1/2"
+    assert list(THINGS.parameters("fraction"))[:2] == ["numerator", "denominator"]
+
+
+def test_mistakes_name_the_nearest() -> None:
+    with pytest.raises(RecipeError, match="no thing 'fractoin'; did you mean 'fraction'"):
+        THINGS.create("fractoin")
+    with pytest.raises(RecipeError, match="no argument 'numerater'; did you mean 'numerator'"):
+        THINGS.create("fraction", numerater=1)
+    with pytest.raises(RecipeError, match="needs the argument"):
+        THINGS.create("divide")
+
+
+def test_a_refusing_builder_is_explained() -> None:
+    with pytest.raises(RecipeError, match="refused its arguments"):
+        THINGS.create("fraction", numerator="x")
+
+
+def test_facts_fill_what_nobody_set() -> None:
+    assert THINGS.complete("fraction", {"numerator": 1}, {"numerator": 9, "denominator": 2, "other": 3}) == {
+        "numerator": 1,
+        "denominator": 2,
+    }
