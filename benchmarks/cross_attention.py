@@ -210,7 +210,9 @@ def against(loop: dict[str, float], found: dict[str, float], difference: float) 
 
 
 def report(row: dict[str, Any]) -> None:
-    print(f"{row['what']}, {row['direction']}{', ragged' if row.get('ragged') else ''}: loop {row['loop']['seconds']:.4f} s")
+    print(
+        f"{row['what']}, {row['direction']}{', ragged' if row.get('ragged') else ''}: loop {row['loop']['seconds']:.4f} s"
+    )
     for way, found in row["ours"].items():
         memory = "".join(f", {key.replace('_', ' ')} {found[key]:.1f}" for key in found if key.startswith("times_less"))
         print(

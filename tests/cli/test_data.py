@@ -24,7 +24,8 @@ def source(tmp_path: Path) -> Path:
     for n, name in enumerate(("a.png", "b.png", "c.png")):
         Image.new("RGB", (8, 8), (n, 0, 0)).save(folder / name)
     (folder / "t.csv").write_text(
-        "image,caption,split\na.png,A [bold]dog[/bold].,train\nb.png,A cat.,train\nc.png,A cat.,test\ngone.png,Lost.,test\n"
+        "image,caption,split\na.png,A [bold]dog[/bold].,train\nb.png,A cat.,train\n"
+        "c.png,A cat.,test\ngone.png,Lost.,test\n"
     )
     return folder
 

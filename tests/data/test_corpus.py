@@ -115,13 +115,19 @@ def test_pictures_are_found_from_the_corpus_folder_or_absolutely(tmp_path: Path)
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"images": [Image("a", "a"), Image("a", "b"), Image("c", "b")]}, "1 image ids occur more than once, first 'a'"),
+        (
+            {"images": [Image("a", "a"), Image("a", "b"), Image("c", "b")]},
+            "1 image ids occur more than once, first 'a'",
+        ),
         ({"texts": [Text("x", "a", "A."), Text("x", "b", "B.")]}, "1 text ids occur more than once, first 'x'"),
         ({"texts": [Text("a#0", "a", " \n\t")]}, "'a#0' is empty"),
         ({"texts": [Text("a#0", "a", "word " * 10_000)]}, f"10000 words .limit {MAX_WORDS}"),
         ({"texts": [Text("a#0", "a", "A.", image="b")]}, "names image 'b', which is not in its group 'a'"),
         ({"texts": [Text("a#0", "a", "A.")]}, "1 groups of split 'test' have no texts, first 'b'"),
-        ({"images": [Image("a", "a")], "texts": [Text("a", "a", "A"), Text("b", "b", "B")]}, "have no images, first 'b'"),
+        (
+            {"images": [Image("a", "a")], "texts": [Text("a", "a", "A"), Text("b", "b", "B")]},
+            "have no images, first 'b'",
+        ),
         ({"splits": {"train": ["a", "a"]}}, "'train' lists a group twice"),
         ({"splits": {"train": ["nobody"]}}, "first 'nobody'"),
         ({"splits": ["a"]}, "object of lists"),

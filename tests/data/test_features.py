@@ -16,7 +16,9 @@ from quintet.data.features import FeatureStore, Part, write_manifest
 from quintet.errors import CorpusError
 
 
-def make_store(folder: Path, *, parts: int = 2, boxes: bool = True, lengths: bool = False, dtype: str = "float32") -> None:
+def make_store(
+    folder: Path, *, parts: int = 2, boxes: bool = True, lengths: bool = False, dtype: str = "float32"
+) -> None:
     """Ids x0, x1, ... scattered over `parts` arrays of 5 rows, 4 fragments of 3; every entry tells where it is."""
     folder.mkdir(parents=True, exist_ok=True)
     written = []
@@ -25,7 +27,9 @@ def make_store(folder: Path, *, parts: int = 2, boxes: bool = True, lengths: boo
         np.save(folder / f"f{number}.npy", values)
         np.save(folder / f"b{number}.npy", np.full((5, 4, 4), (number + 1) / 10, dtype=np.float32))
         np.save(folder / f"l{number}.npy", np.array([4, 1, 2, 3, 4]))
-        written.append(Part(f"f{number}.npy", f"b{number}.npy" if boxes else None, f"l{number}.npy" if lengths else None))
+        written.append(
+            Part(f"f{number}.npy", f"b{number}.npy" if boxes else None, f"l{number}.npy" if lengths else None)
+        )
     rows = np.array([(n % parts, n // parts) for n in range(5 * parts)])
     write_manifest(folder, [f"x{n}" for n in range(len(rows))], rows, written, fragments=4, dim=3, tower={"name": "t"})
 

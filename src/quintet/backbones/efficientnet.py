@@ -92,9 +92,11 @@ class SameConv(nn.Conv2d):
     def forward(self, input: Tensor) -> Tensor:
         high, wide = (self._missing(size) for size in input.shape[2:])
         if high % 2 == 0 and wide % 2 == 0:  # the same at both ends: the convolution pads by itself, without a copy
-            return F.conv2d(input, self.weight, None, self.stride, (high // 2, wide // 2), self.dilation, self.groups)
+            return F.conv2d(
+                input, self.weight, self.bias, self.stride, (high // 2, wide // 2), self.dilation, self.groups
+            )
         padded = F.pad(input, (wide // 2, wide - wide // 2, high // 2, high - high // 2))  # (n, c, H + high, W + wide)
-        return F.conv2d(padded, self.weight, None, self.stride, 0, self.dilation, self.groups)
+        return F.conv2d(padded, self.weight, self.bias, self.stride, 0, self.dilation, self.groups)
 
     def _missing(self, size: int) -> int:
         kernel, stride = self.kernel_size[0], self.stride[0]

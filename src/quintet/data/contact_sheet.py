@@ -37,11 +37,11 @@ def contact_sheet(corpus: Corpus, path: Path | str, count: int = 24, split: str 
     for place, image in enumerate(chosen):
         left, top = GAP + place % columns * width, GAP + place // columns * height
         try:
-            small = thumbnail(corpus.picture(image), SIDE)
+            small = thumbnail(corpus.picture(image), SIDE, name=image.id)
             sheet.paste(small, (left + (SIDE - small.width) // 2, top + (SIDE - small.height) // 2))
         except (PictureError, CorpusError) as error:
             draw.rectangle((left, top, left + SIDE, top + SIDE), fill="lightgrey")
-            _write(draw, str(error).removeprefix(f"{image.path}"), left + 4, top + 4, 10, font)
+            _write(draw, str(error), left + 4, top + 4, 10, font)
         caption = captions.get(image.id) or captions.get(image.group, "")
         _write(draw, caption, left, top + SIDE + 3, LINES, font)
     with complete_or_absent(path) as temporary:

@@ -8,8 +8,8 @@ On disk, under `CORPUS/features/NAME/`:
     rows.npy        (n, 2) int64: which part, which row of it
 
 A part's `features` is (rows, L, d) float32 or float16; `boxes` (rows, L, 4) left, top, right, bottom in 0..1 and
-`lengths` (rows,) real fragments are optional. File names are relative to the folder or absolute, so that a 33 GB array made by
-someone else is used where it lies. Several ids may share a row and a row may be in nobody's use.
+`lengths` (rows,) real fragments are optional. File names are relative to the folder or absolute, so that a 33 GB array
+made by someone else is used where it lies. Several ids may share a row and a row may be in nobody's use.
 """
 
 from __future__ import annotations

@@ -67,9 +67,11 @@ def open_picture(source: Path | str | bytes, *, max_pixels: int = MAX_PIXELS, na
         raise PictureError(f"{name} may not be read; change its permissions") from None
 
 
-def thumbnail(source: Path | str | bytes, size: int, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
+def thumbnail(
+    source: Path | str | bytes, size: int, *, max_pixels: int = MAX_PIXELS, name: str | None = None
+) -> Image.Image:
     """A picture shrunk to fit into size x size; a smaller one stays as it is."""
-    picture = open_picture(source, max_pixels=max_pixels)
+    picture = open_picture(source, max_pixels=max_pixels, name=name)
     picture.thumbnail((size, size))
     return picture
 

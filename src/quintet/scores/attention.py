@@ -64,7 +64,9 @@ def attention_weights(
     return torch.softmax(scaled, dim=1)
 
 
-def normalise_products(products: Tensor, query_mask: Tensor | None, norm: Norm, relu_slope: float, times: float) -> Tensor:
+def normalise_products(
+    products: Tensor, query_mask: Tensor | None, norm: Norm, relu_slope: float, times: float
+) -> Tensor:
     """SCAN's raw-feature normalisation, `times` a factor: for every context fragment, over the queries (the last axis).
 
     The `clipped` forms first set negative products to zero (the paper) or multiply them by `relu_slope` (0.1 in the

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from functools import partial
 
-import torch
 from torch import Tensor
 
 from quintet.codes import Codes
@@ -38,9 +37,8 @@ def bfan_scores(
     """
     attend = cosines_by(engine, norm=norm, relu_slope=relu_slope, temperature=lambda_softmax, focal=focal)
     block = partial(_bfan_block, attend=attend, precision=precision, paired=paired)
-    copies = 1 + working_copies(engine, image_codes.device, True, torch.is_grad_enabled())
     over = score_rows if paired else score_all
-    return over(block, image_codes, text_codes, copies=copies, budget=budget)
+    return over(block, image_codes, text_codes, copies=working_copies(engine, image_codes, focal=True), budget=budget)
 
 
 def _bfan_block(
@@ -57,9 +55,7 @@ def _bfan_block(
     words, real_words = directed_cosines(attend, products, images, image_mask, texts, text_mask, paired)
     text_to_image = aggregate(words, real_words, "mean", 1.0)  # (I, T) or (n, 1)
     swapped = products.permute(0, 3, 2, 1) if paired else products.permute(2, 3, 0, 1)  # (T, W, I, R) or (n, W, 1, R)
-    regions, real_regions = directed_cosines(
-        attend, swapped.contiguous(), texts, text_mask, images, image_mask, paired
-    )
+    regions, real_regions = directed_cosines(attend, swapped.contiguous(), texts, text_mask, images, image_mask, paired)
     image_to_text = aggregate(regions, real_regions, "mean", 1.0)  # (T, I) or (n, 1)
     if paired:
         return (text_to_image + image_to_text)[:, 0]  # (n,)

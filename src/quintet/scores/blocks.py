@@ -30,15 +30,24 @@ _ASPECT = 4  # texts per image in a block, about
 
 
 def score_all(
-    block_score: BlockScore, image_codes: Codes, text_codes: Codes, *, copies: int, budget: int | None = None
+    block_score: BlockScore,
+    image_codes: Codes,
+    text_codes: Codes,
+    *,
+    copies: tuple[int, int],
+    budget: int | None = None,
 ) -> Tensor:
-    """(n_images, n_texts): every pair. `copies` tensors of the size of a block's products live at once in a block."""
+    """(n_images, n_texts): every pair.
+
+    `copies` tensors of the size of a block's products live at once in a block, without and with gradients; `budget` is
+    the bytes they may take together.
+    """
     images, texts = fragments_of(image_codes), fragments_of(text_codes)
     if not len(images) or not len(texts):
         return widen(images).new_zeros(len(images), len(texts))
     wants_grad = torch.is_grad_enabled() and (images.requires_grad or texts.requires_grad)
     image_side, text_side = Side.of(image_codes), Side.of(text_codes)
-    elements = _budget(images, budget, wants_grad) // (copies * _bytes(images))
+    elements = _budget(images, budget, wants_grad) // (copies[wants_grad] * _bytes(images))
     blocks = _plan(image_side, text_side, elements)
     with torch.autocast(images.device.type, enabled=False):
         if not wants_grad or len(blocks) == 1:
@@ -47,7 +56,12 @@ def score_all(
 
 
 def score_rows(
-    block_score: BlockScore, image_codes: Codes, text_codes: Codes, *, copies: int, budget: int | None = None
+    block_score: BlockScore,
+    image_codes: Codes,
+    text_codes: Codes,
+    *,
+    copies: tuple[int, int],
+    budget: int | None = None,
 ) -> Tensor:
     """(n,): row i against row i, a block of rows at a time; other pairs are never formed."""
     images, texts = fragments_of(image_codes), fragments_of(text_codes)
@@ -61,7 +75,7 @@ def score_rows(
     image_side = Side.of(image_codes, order=same_order)
     longest = (image_side.longest, text_side.longest)
     # Here the gathered fragments weigh as much as the products do.
-    each = copies * longest[0] * longest[1] + 2 * images.shape[2] * sum(longest)
+    each = copies[wants_grad] * longest[0] * longest[1] + 2 * images.shape[2] * sum(longest)
     most = _budget(images, budget, wants_grad) // (each * _bytes(images))
     with torch.autocast(images.device.type, enabled=False):
         parts = [

@@ -58,9 +58,8 @@ def scan_scores(
         precision=precision,
         paired=paired,
     )
-    copies = working_copies(engine, image_codes.device, False, torch.is_grad_enabled())
     over = score_rows if paired else score_all
-    return over(block, image_codes, text_codes, copies=copies, budget=budget)
+    return over(block, image_codes, text_codes, copies=working_copies(engine, image_codes), budget=budget)
 
 
 def directed_cosines(

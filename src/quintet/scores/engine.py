@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
+from quintet.codes import Codes
 from quintet.scores.attention import Norm, attended_cosines, check_norm
 from quintet.scores.focal import Focal
 
@@ -52,11 +53,12 @@ def cosines_by(
     return choose
 
 
-def working_copies(engine: Engine, device: torch.device, focal: bool, wants_grad: bool) -> int:
-    """How many tensors of the size of a block's products live at once, roughly."""
-    if engine == "triton" or (engine == "auto" and device.type == "cuda" and has_triton()):
-        return 3 if wants_grad else 1
-    return (9 if wants_grad else 5) + (2 if focal else 0)
+def working_copies(engine: Engine, codes: Codes, focal: bool = False) -> tuple[int, int]:
+    """How many tensors of the size of a block's products live at once, roughly: without and with gradients."""
+    wide = codes.fragments is not None and codes.fragments.dtype == torch.float64
+    if engine == "triton" or (engine == "auto" and codes.device.type == "cuda" and has_triton() and not wide):
+        return (2, 4) if focal else (1, 3)
+    return (7, 11) if focal else (5, 9)
 
 
 @cache

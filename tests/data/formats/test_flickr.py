@@ -79,7 +79,7 @@ def test_a_line_without_a_number(tmp_path: Path) -> None:
 
 def test_an_id_that_occurs_twice(tmp_path: Path) -> None:
     source = make_source(tmp_path / "s", "1.jpg#0\tA dog .\n1.jpg#0\tA cat .\n")
-    with pytest.raises(CorpusError, match="line 2: the id '1.jpg#0' occurs a second time"):
+    with pytest.raises(CorpusError, match=r"line 2: the id '1.jpg#0' occurs a second time"):
         import_corpus("flickr", source, tmp_path / "out")
 
 
@@ -101,9 +101,9 @@ def test_unusual_names_are_given_as_options(tmp_path: Path) -> None:
     source = make_source(tmp_path / "s")
     (source / "images").rename(source / "photos")
     (source / "Flickr8k.token.txt").rename(source / "words")
-    with pytest.raises(CorpusError, match="no token file .* option tokens=PATH"):
+    with pytest.raises(CorpusError, match=r"no token file .* option tokens=PATH"):
         import_corpus("flickr", source, tmp_path / "out")
-    with pytest.raises(CorpusError, match="no folder of pictures .* option pictures=PATH"):
+    with pytest.raises(CorpusError, match=r"no folder of pictures .* option pictures=PATH"):
         import_corpus("flickr", source, tmp_path / "out", tokens="words")
     corpus = import_corpus("flickr", source, tmp_path / "out", tokens="words", pictures=str(source / "photos"))
     assert len(corpus.images) == 3

@@ -109,7 +109,9 @@ def test_tables_that_are_not_utf8(tmp_path: Path, name: str, data: bytes, line: 
 def test_columns_by_option_and_by_typo(tmp_path: Path) -> None:
     source = make_pictures(tmp_path / "s", "a.png")
     (source / "t.csv").write_text("bild,eins,zwei\na.png,One.,Two.\n")
-    with pytest.raises(CorpusError, match="no image column among bild, eins, zwei; name it with the option image=COLUMN"):
+    with pytest.raises(
+        CorpusError, match="no image column among bild, eins, zwei; name it with the option image=COLUMN"
+    ):
         import_corpus("folder", source, tmp_path / "out")
     with pytest.raises(CorpusError, match="no column 'einz'; did you mean 'eins'"):
         import_corpus("folder", source, tmp_path / "out", image="bild", caption="einz")
@@ -161,7 +163,7 @@ def test_nothing_to_import(tmp_path: Path) -> None:
 def test_a_picture_in_two_splits(tmp_path: Path) -> None:
     source = make_pictures(tmp_path / "s", "a.png")
     (source / "t.csv").write_text("image,caption,split\na.png,One.,train\na.png,Two.,test\n")
-    with pytest.raises(CorpusError, match="row 3: picture 'a.png' was in another split"):
+    with pytest.raises(CorpusError, match=r"row 3: picture 'a.png' was in another split"):
         import_corpus("folder", source, tmp_path / "out")
 
 

@@ -35,7 +35,9 @@ COCO = [
 
 
 def test_flickr30k(tmp_path: Path) -> None:
-    source = make_source(tmp_path / "s", [row(0, "train", ["A dog.", "Größe"]), row(1, "val", ["B"]), row(2, "test", ["C"])])
+    source = make_source(
+        tmp_path / "s", [row(0, "train", ["A dog.", "Größe"]), row(1, "val", ["B"]), row(2, "test", ["C"])]
+    )
     corpus = import_corpus("karpathy", source / "dataset_flickr30k.json", tmp_path / "out")
     assert corpus.name == "flickr30k"
     assert corpus.splits == {"train": ["0.jpg"], "dev": ["1.jpg"], "test": ["2.jpg"]}
@@ -95,5 +97,5 @@ def test_another_json_file(tmp_path: Path, content: str) -> None:
 
 def test_duplicate_ids(tmp_path: Path) -> None:
     source = make_source(tmp_path / "s", [row(0, "train", ["A"]), row(0, "train", ["B"])])
-    with pytest.raises(CorpusError, match="image ids occur more than once, first '0.jpg'"):
+    with pytest.raises(CorpusError, match=r"image ids occur more than once, first '0.jpg'"):
         import_corpus("karpathy", source, tmp_path / "out")

@@ -191,7 +191,7 @@ def test_sizes_in_the_wrong_order_are_noticed(tmp_path: Path) -> None:
     sizes = np.array([[640, 48]] * 4)
     write_boxes(tmp_path / "s", 4, sizes)
     np.save(tmp_path / "s" / "train_img_sizes.npy", sizes[:, ::-1])
-    with pytest.raises(CorpusError, match="reach beyond the picture.*size_order=hw"):
+    with pytest.raises(CorpusError, match=r"reach beyond the picture.*size_order=hw"):
         import_corpus("precomp", tmp_path / "s", tmp_path / "out")
 
 
@@ -217,7 +217,7 @@ def test_features_of_another_shape_or_cut_short(tmp_path: Path) -> None:
     write_split(tmp_path / "s", "train", 4)
     path = tmp_path / "s" / "train_ims.npy"
     path.write_bytes(path.read_bytes()[:-10])
-    with pytest.raises(CorpusError, match="not a complete .npy"):
+    with pytest.raises(CorpusError, match=r"not a complete .npy"):
         import_corpus("precomp", tmp_path / "s", tmp_path / "out")
     np.save(path, np.zeros((4, DIM)))
     with pytest.raises(CorpusError, match=r"expected \(rows, regions, dim\)"):
@@ -242,5 +242,5 @@ def test_a_split_with_a_part_missing_is_noted(tmp_path: Path) -> None:
 
 def test_a_folder_of_something_else(tmp_path: Path) -> None:
     (tmp_path / "s").mkdir()
-    with pytest.raises(CorpusError, match="no pair of S_caps.txt and S_ims.npy"):
+    with pytest.raises(CorpusError, match=r"no pair of S_caps.txt and S_ims.npy"):
         import_corpus("precomp", tmp_path / "s", tmp_path / "out")

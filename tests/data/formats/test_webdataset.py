@@ -52,13 +52,19 @@ def test_pictures_are_unpacked_beside_their_captions(tmp_path: Path) -> None:
         "Green.",
         "A green square.",
     ]
-    assert [image.path for image in corpus.images] == ["pictures/0001.png", "pictures/sub/0002.png", "pictures/0003.png"]
+    assert [image.path for image in corpus.images] == [
+        "pictures/0001.png",
+        "pictures/sub/0002.png",
+        "pictures/0003.png",
+    ]
     assert corpus.picture(corpus.images[1]).read_bytes() == picture("blue")
 
 
 def test_shards_without_a_split_in_their_name_are_split_by_hash(tmp_path: Path) -> None:
     files = {f"{n}.{kind}": data for n in range(40) for kind, data in (("png", picture()), ("txt", b"Red."))}
-    corpus = import_corpus("webdataset", write_shard(tmp_path / "x.tar", files), tmp_path / "out", fractions="0.5,0,0.5")
+    corpus = import_corpus(
+        "webdataset", write_shard(tmp_path / "x.tar", files), tmp_path / "out", fractions="0.5,0,0.5"
+    )
     assert set(corpus.splits) == {"train", "test"}
     assert sum(map(len, corpus.splits.values())) == 40
 
@@ -81,12 +87,16 @@ def test_names_that_point_outside_and_links_are_never_written(tmp_path: Path) ->
         },
     )
     with tarfile.open(shard, "a") as tar:
-        for kind, name in ((tarfile.SYMTYPE, "link.png"), (tarfile.LNKTYPE, "hard.png"), (tarfile.FIFOTYPE, "pipe.png")):
+        for kind, name in (
+            (tarfile.SYMTYPE, "link.png"),
+            (tarfile.LNKTYPE, "hard.png"),
+            (tarfile.FIFOTYPE, "pipe.png"),
+        ):
             member = tarfile.TarInfo(name)
             member.type, member.linkname = kind, "/etc/passwd"
             tar.addfile(member)
     corpus = import_corpus("webdataset", shard, tmp_path / "deep" / "out")
-    written = [path for path in tmp_path.rglob("*.png")]
+    written = list(tmp_path.rglob("*.png"))
     assert written == [tmp_path / "deep" / "out" / "pictures" / "fine.png"]
     assert not Path("/tmp/quintet-evil.png").exists()
     assert [image.id for image in corpus.images] == ["fine"]
@@ -103,7 +113,14 @@ def test_a_huge_member_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_samples_without_picture_or_caption_are_noted(tmp_path: Path) -> None:
-    files = {"1.png": picture(), "1.txt": b"Red.", "2.txt": b"Alone.", "3.png": picture(), "4.png": picture(), "4.json": b"[]"}
+    files = {
+        "1.png": picture(),
+        "1.txt": b"Red.",
+        "2.txt": b"Alone.",
+        "3.png": picture(),
+        "4.png": picture(),
+        "4.json": b"[]",
+    }
     corpus = import_corpus("webdataset", write_shard(tmp_path / "train.tar", files), tmp_path / "out")
     assert [image.id for image in corpus.images] == ["1"]
     assert corpus.notes[:2] == [
@@ -148,7 +165,9 @@ def test_a_truncated_shard(tmp_path: Path, mode: str, kept: float) -> None:
 
 
 def test_a_damaged_header_is_not_the_end(tmp_path: Path) -> None:
-    shard = write_shard(tmp_path / "x.tar", {"1.png": picture(), "1.txt": b"Red.", "2.png": picture(), "2.txt": b"Red."})
+    shard = write_shard(
+        tmp_path / "x.tar", {"1.png": picture(), "1.txt": b"Red.", "2.png": picture(), "2.txt": b"Red."}
+    )
     data = bytearray(shard.read_bytes())
     data[4 * 512 : 4 * 512 + 5] = b"?????"
     shard.write_bytes(data)

@@ -126,7 +126,7 @@ def _files(shard: Path, notes: Notes) -> Iterator[tuple[str, bytes]]:
 
 
 def _require_end(tar: tarfile.TarFile) -> None:
-    """An archive ends with blocks of zeros; tarfile also stops, in silence, at a damaged header or where a file is cut."""
+    """An archive ends with zeros; tarfile also stops, without a word, at a damaged header or where a file is cut."""
     assert tar.fileobj is not None
     tar.fileobj.seek(tar.offset)
     if tar.fileobj.read(tarfile.BLOCKSIZE) != tarfile.NUL * tarfile.BLOCKSIZE:

@@ -24,13 +24,15 @@ DOT_PRECISION = "tf32x3"
 _CLIPPED = ("clipped_l2norm", "clipped_l1norm", "clipped")
 _KINDS = {"none": 0, "clipped": 0, "l2norm": 2, "clipped_l2norm": 2, "l1norm": 1, "clipped_l1norm": 1, "softmax": 3}
 _FOCALS = {None: 0, "equal": 1, "prob": 2}
-_TILE = 4096  # products in one tile, padding included, where fragments are few
+_COLUMNS = 32  # query fragments in one tile, where queries are shorter than that
+_LARGEST_TILE = 8192  # products in one tile, padding included
 
 
 def fits(products: Tensor) -> bool:
     """Whether products (C, Lc, Q, Lq) are of a kind and size that the kernel takes."""
     context, query = _padded(products.shape[1]), triton.next_power_of_2(products.shape[3])
-    return products.dtype == torch.float32 and context <= 128 and query <= 128 and context * query <= 2 * _TILE
+    small = max(context, query) <= 128 and context * query <= _LARGEST_TILE
+    return products.dtype == torch.float32 and small and products[0].numel() < 2**31
 
 
 def fused_cosines(
@@ -70,7 +72,7 @@ class _FusedCosines(torch.autograd.Function):
     ) -> Tensor:
         products, gram, squares = products.contiguous(), gram.contiguous(), squares.contiguous()
         cosines = products.new_empty(products.shape[0], *products.shape[2:])  # (C, Q, Lq)
-        launch = _Launch(products, squares, context_mask, query_mask, settings, most_chunks=None, warps=4)
+        launch = _Launch(products, squares, context_mask, query_mask, settings)
         launch.run(forward_kernel, products, gram, squares, cosines)
         ctx.save_for_backward(products, gram, squares, context_mask, query_mask)
         ctx.settings = settings
@@ -80,13 +82,11 @@ class _FusedCosines(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         products, gram, squares, context_mask, query_mask = ctx.saved_tensors
-        launch = _Launch(products, squares, context_mask, query_mask, ctx.settings, most_chunks=8, warps=8)
+        launch = _Launch(products, squares, context_mask, query_mask, ctx.settings, backward=True)
         for_products = torch.empty_like(products)
         for_gram = gram.new_empty(len(gram), launch.grid[1], *gram.shape[1:])  # (C, chunks, Lc, Lc)
         for_squares = products.new_empty(products.shape[0], *products.shape[2:])  # (C, Q, Lq)
-        launch.run(
-            backward_kernel, products, gram, squares, grads[0].contiguous(), for_products, for_gram, for_squares
-        )
+        launch.run(backward_kernel, products, gram, squares, grads[0].contiguous(), for_products, for_gram, for_squares)
         if squares.shape[0] != products.shape[0]:
             for_squares = for_squares.sum(dim=0, keepdim=True)  # (1, Q, Lq)
         return for_products, for_gram.sum(dim=1), for_squares, None, None, None
@@ -102,15 +102,17 @@ class _Launch:
         context_mask: Tensor | None,
         query_mask: Tensor | None,
         settings: tuple[int, int, float, float],
-        most_chunks: int | None,
-        warps: int,
+        backward: bool = False,
     ) -> None:
         contexts, context_length, queries, query_length = products.shape
         kind, focal, slope, temperature = settings
         context_tile, query_tile = _padded(context_length), triton.next_power_of_2(query_length)
-        at_once = max(1, min(_TILE // (context_tile * query_tile), 64 // query_tile), 16 // query_tile)
+        at_once = max(1, _COLUMNS // query_tile)
+        tile = context_tile * at_once * query_tile
+        warps = min(8, max(4, tile // 256) if backward else max(1, tile // 512))  # as many as the registers ask for
         tiles = triton.cdiv(queries, at_once)
-        chunks = triton.cdiv(tiles, 8) if most_chunks is None else min(tiles, most_chunks)
+        # A Gram matrix serves 8 tiles; in the backward pass each chunk writes one, so they are few.
+        chunks = min(tiles, 8) if backward else triton.cdiv(tiles, 8)
         self.grid = (contexts, chunks)
         self.masks = [_bytes(context_mask, products), _bytes(query_mask, products)]
         one_each = squares.shape[0] == contexts and contexts > 1  # row i meets row i: own squares, own query mask

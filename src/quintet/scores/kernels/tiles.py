@@ -125,8 +125,13 @@ def _through_norm(above, clipped, length, normalised, KIND: tl.constexpr):
     inner = tl.sum(above * clipped, axis=2)
     if KIND == 1:
         sign = tl.where(clipped > 0, 1.0, tl.where(clipped < 0, -1.0, 0.0))
-        return above / (length + EPSILON)[:, :, None] - sign * (inner / ((length + EPSILON) * (length + EPSILON)))[:, :, None]
-    share = tl.where(length > 0, inner / ((length + EPSILON) * (length + EPSILON) * tl.where(length > 0, length, 1.0)), 0.0)
+        return (
+            above / (length + EPSILON)[:, :, None]
+            - sign * (inner / ((length + EPSILON) * (length + EPSILON)))[:, :, None]
+        )
+    share = tl.where(
+        length > 0, inner / ((length + EPSILON) * (length + EPSILON) * tl.where(length > 0, length, 1.0)), 0.0
+    )
     return above / (length + EPSILON)[:, :, None] - clipped * share[:, :, None]
 
 
