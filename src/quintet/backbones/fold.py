@@ -1,4 +1,4 @@
-"""Fold each BatchNorm into the convolution before it: the same features in half the time, for towers that are not trained."""
+"""Fold each BatchNorm into the convolution before it: the same features in about half the time, once training is over."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _pairs(tower: ImageTower) -> list[tuple[nn.Conv2d, str]]:
             hooks.append(part.register_forward_pre_hook(reads(name)))
     try:
         with torch.no_grad():
-            tower(torch.zeros(1, 3, 32, 32, device=next(tower.parameters()).device))
+            tower(next(tower.parameters()).new_zeros(1, 3, 32, 32))
     finally:
         for hook in hooks:
             hook.remove()

@@ -44,7 +44,7 @@ def features_command(
     crop: Crop = typer.Option(
         Crop.SQUEEZE, help="squeeze: the whole picture, its aspect changed; center: the middle, the edges lost."
     ),
-    batch_size: int = typer.Option(32, min=1, help="Pictures the tower sees at once."),
+    batch_size: int = typer.Option(16, min=1, help="Pictures the tower sees at once; a GPU likes more."),
     dtype: Dtype = typer.Option(Dtype.FLOAT16, help="How features are kept; float16 takes half the room."),
     device: str = typer.Option("auto", help="cpu, cuda, cuda:1 ...; auto takes a GPU where there is one."),
     workers: int = typer.Option(4, min=1, help="Threads that decode pictures."),

@@ -58,7 +58,7 @@ def extract_features(
     weights: Path | str | None = None,
     grid: tuple[int, int] = (6, 6),
     crop: Crop = "squeeze",
-    batch_size: int = 32,
+    batch_size: int = 16,
     dtype: Dtype = "float16",
     device: str = "auto",
     workers: int = 4,
