@@ -3,8 +3,8 @@
     PYTHONPATH=src python benchmarks/cross_attention.py --device cuda --out benchmarks/results/cross_attention_h200.json
     PYTHONPATH=src python benchmarks/cross_attention.py --device cpu --out benchmarks/results/cross_attention_cpu.json
 
-Both sides run in one process, one after the other, on the same tensors. Measured: all pairs without gradients, and a whole
-training step (encoders, hinge loss of the hardest negatives, backward, clipping, Adam) with its peak memory.
+Both sides run in one process, one after the other, on the same tensors. Measured: all pairs without gradients, and a
+whole training step (encoders, hinge loss of the hardest negatives, backward, clipping, Adam) with its peak memory.
 """
 
 from __future__ import annotations
@@ -210,9 +210,8 @@ def against(loop: dict[str, float], found: dict[str, float], difference: float) 
 
 
 def report(row: dict[str, Any]) -> None:
-    print(
-        f"{row['what']}, {row['direction']}{', ragged' if row.get('ragged') else ''}: loop {row['loop']['seconds']:.4f} s"
-    )
+    ragged = ", ragged" if row.get("ragged") else ""
+    print(f"{row['what']}, {row['direction']}{ragged}: loop {row['loop']['seconds']:.4f} s")
     for way, found in row["ours"].items():
         memory = "".join(f", {key.replace('_', ' ')} {found[key]:.1f}" for key in found if key.startswith("times_less"))
         print(

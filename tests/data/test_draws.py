@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -11,13 +11,12 @@ from hypothesis import strategies as st
 
 from quintet.data.corpus import Corpus, Image, Split, Text
 from quintet.data.draws import OfflineRows, draw_offline
+from quintet.data.negatives import NegativeLists
 from quintet.errors import CorpusError
 
 
-@dataclass(frozen=True)
-class Arrays:
-    texts: np.ndarray
-    images: np.ndarray
+def lists_of(texts: np.ndarray, images: np.ndarray) -> NegativeLists:
+    return NegativeLists(texts, np.zeros(texts.shape), images, np.zeros(images.shape))
 
 
 def make_split(image_groups: list[int], text_groups: list[int], own: bool = False) -> Split:
@@ -32,7 +31,7 @@ def make_split(image_groups: list[int], text_groups: list[int], own: bool = Fals
     return Corpus("small", images, texts, {"train": groups}).split("train")
 
 
-def make_lists(split: Split, h_t: int, h_i: int, seed: int = 0) -> Arrays:
+def make_lists(split: Split, h_t: int, h_i: int, seed: int = 0) -> NegativeLists:
     """Every wrong candidate in random order, cut to h, -1 behind the last."""
     rng = np.random.default_rng(seed)
 
@@ -43,7 +42,7 @@ def make_lists(split: Split, h_t: int, h_i: int, seed: int = 0) -> Arrays:
             rows[row, : len(wrong)] = wrong
         return rows
 
-    return Arrays(
+    return lists_of(
         table(split.image_groups, split.text_groups, h_t), table(split.text_groups, split.image_groups, h_i)
     )
 
@@ -102,13 +101,13 @@ def test_every_draw_is_a_candidate_and_the_derived_pair_belongs_to_it(
             assert rows.image_rank[k] == rows.text_rank[k] * len(images) // len(texts)
 
 
-def one_anchor(h_t: int, h_i: int, n: int) -> tuple[Split, Arrays, np.ndarray]:
+def one_anchor(h_t: int, h_i: int, n: int) -> tuple[Split, NegativeLists, np.ndarray]:
     """n pairs with the same long lists, in which nothing corresponds: texts of low groups, images of high ones."""
     total = h_t + h_i + 1
     split = make_split(list(range(total)), list(range(total)))
     texts = np.tile(np.arange(1, h_t + 1, dtype=np.int32), (total, 1))
     images = np.tile(np.arange(h_t + 1, total, dtype=np.int32), (total, 1))
-    return split, Arrays(texts, images), np.zeros((n, 2), np.int64)
+    return split, lists_of(texts, images), np.zeros((n, 2), np.int64)
 
 
 def chi_square(ranks: np.ndarray, weights: np.ndarray) -> float:
@@ -156,7 +155,7 @@ def test_coupled_ranks_are_the_released_ones() -> None:
 def test_redrawing_keeps_the_distribution_of_what_is_allowed() -> None:
     """Two texts and two images of the same two groups: only the two crossed combinations are allowed, equally often."""
     split = make_split([0, 1, 2], [0, 1, 2])
-    lists = Arrays(np.tile(np.array([1, 2], np.int32), (3, 1)), np.tile(np.array([1, 2], np.int32), (3, 1)))
+    lists = lists_of(np.tile(np.array([1, 2], np.int32), (3, 1)), np.tile(np.array([1, 2], np.int32), (3, 1)))
     pairs = np.zeros((20_000, 2), np.int64)
     rows = draw_offline(lists, split, pairs, np.random.default_rng(3), top_texts=2, top_images=2)
     assert not rows.corresponding.any()
@@ -171,7 +170,7 @@ def test_the_last_resort_draws_among_rare_combinations() -> None:
     texts = np.tile(np.array([*range(1, 31), 31], np.int32), (3, 1))
     images = np.ones((32, 1), np.int32)
     pairs = np.zeros((500, 2), np.int64)
-    rows = draw_offline(Arrays(texts, images), split, pairs, np.random.default_rng(0), top_texts=31, top_images=1)
+    rows = draw_offline(lists_of(texts, images), split, pairs, np.random.default_rng(0), top_texts=31, top_images=1)
     assert set(rows.off_text) == {31}
     assert not rows.corresponding.any()
 
@@ -185,7 +184,9 @@ def test_two_groups_leave_only_corresponding_pairs_and_say_so() -> None:
 def test_the_same_seed_draws_the_same_and_a_share_is_a_slice() -> None:
     split = make_split(list(range(9)), [group for group in range(9) for _ in range(3)])
     lists, pairs = make_lists(split, 20, 8), all_pairs(split)
-    first, second, other = (draw_offline(lists, split, pairs, np.random.default_rng(seed), top_texts=20) for seed in (7, 7, 8))
+    first, second, other = (
+        draw_offline(lists, split, pairs, np.random.default_rng(seed), top_texts=20) for seed in (7, 7, 8)
+    )
     for field in fields(OfflineRows):
         np.testing.assert_array_equal(getattr(first, field.name), getattr(second, field.name))
         np.testing.assert_array_equal(getattr(first.take(slice(3, 8)), field.name), getattr(first, field.name)[3:8])
@@ -203,12 +204,12 @@ def test_what_cannot_be_drawn_from_is_refused() -> None:
     split = make_split([0, 1, 2], [0, 1, 2])
     lists, pairs, rng = make_lists(split, 2, 2), all_pairs(split), np.random.default_rng(0)
     with pytest.raises(CorpusError, match="another corpus"):
-        draw_offline(Arrays(lists.texts[:2], lists.images), split, pairs, rng)
+        draw_offline(lists_of(lists.texts[:2], lists.images), split, pairs, rng)
     with pytest.raises(CorpusError, match="mine longer lists"):
-        draw_offline(Arrays(lists.texts[:, :1], lists.images), split, pairs, rng)
+        draw_offline(lists_of(lists.texts[:, :1], lists.images), split, pairs, rng)
     empty = lists.images.copy()
     empty[1] = -1
     with pytest.raises(CorpusError, match="'t1' has no negative"):
-        draw_offline(Arrays(lists.texts, empty), split, pairs, rng)
+        draw_offline(lists_of(lists.texts, empty), split, pairs, rng)
     with pytest.raises(ValueError, match="1 or more"):
         draw_offline(lists, split, pairs, rng, top_texts=0)

@@ -30,7 +30,9 @@ def inputs(n: int, seed: int) -> list[Tensor]:
     return [torch.rand(shape, generator=generator, dtype=torch.float64) for shape in shapes]
 
 
-def plain(scores: Tensor, offline: list[Tensor], groups: list[int], loss: str, **options: bool) -> dict[str, list[float]]:
+def plain(
+    scores: Tensor, offline: list[Tensor], groups: list[int], loss: str, **options: bool
+) -> dict[str, list[float]]:
     """Equations 3 to 5 of the paper and its ablations, in plain numbers."""
     n = len(groups)
     S = scores.tolist()
@@ -72,7 +74,9 @@ def plain(scores: Tensor, offline: list[Tensor], groups: list[int], loss: str, *
     return {name: values for name, values in terms.items() if name not in dropped}
 
 
-def compute(loss: str, scores: Tensor, offline: list[Tensor], negative: Tensor | None, **options: bool) -> dict[str, Tensor]:
+def compute(
+    loss: str, scores: Tensor, offline: list[Tensor], negative: Tensor | None, **options: bool
+) -> dict[str, Tensor]:
     margins = {"margin_online": MARGIN_1, "margin_offline": MARGIN_2}
     if loss in ("adaptive", "without"):
         compare = "offline" if loss == "adaptive" else "positive"

@@ -1,4 +1,4 @@
-"""Fold each BatchNorm into the convolution before it: the same features in about half the time, once training is over."""
+"""Fold each BatchNorm into the convolution before it: the same features in about half the time, after training."""
 
 from __future__ import annotations
 

@@ -7,29 +7,8 @@ from torch import Tensor, nn
 from quintet.backbones.preprocess import Preprocess
 from quintet.backbones.tower import ImageTower
 
-LAYERS_19 = (
-    64,
-    64,
-    0,
-    128,
-    128,
-    0,
-    256,
-    256,
-    256,
-    256,
-    0,
-    512,
-    512,
-    512,
-    512,
-    0,
-    512,
-    512,
-    512,
-    512,
-    0,
-)  # 0: max pooling
+# The widths of the 3x3 convolutions; 0 is a max pooling that halves both sides.
+LAYERS_19 = (*(64,) * 2, 0, *(128,) * 2, 0, *(256,) * 4, 0, *(512,) * 4, 0, *(512,) * 4, 0)
 
 
 class VGG(ImageTower):

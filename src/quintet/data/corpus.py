@@ -14,6 +14,7 @@ On disk a corpus is a folder:
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -84,9 +85,22 @@ class Split:
     def images_of_group(self) -> list[np.ndarray]:
         return rows_by_group(self.image_groups, len(self.groups))
 
+    @cached_property
+    def checksum(self) -> str:
+        """SHA-256 of the ids and groups, in order: what is addressed by row fits this split or another, never both."""
+        digest = hashlib.sha256()
+        digest.update("".join(f"image\t{row.id}\t{row.group}\n" for row in self.images).encode())
+        digest.update("".join(f"text\t{row.id}\t{row.group}\n" for row in self.texts).encode())
+        return digest.hexdigest()
+
     def take_groups(self, codes: Sequence[int]) -> Split:
         """The split cut down to some of its groups, in the order given (folds, dev cuts, small trials)."""
         return _make_split(self.name, [self.groups[code] for code in codes], self.images, self.texts)
+
+
+def split_checksum(split: Split) -> str:
+    """SHA-256 of the ids and groups of a split, in order."""
+    return split.checksum
 
 
 def rows_by_group(groups: np.ndarray, count: int) -> list[np.ndarray]:

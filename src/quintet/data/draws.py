@@ -4,30 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 import torch
 
 from quintet.data.corpus import Split
+from quintet.data.negatives import NegativeLists
 from quintet.errors import CorpusError
 
 Distribution = Literal["uniform", "normal"]
 REDRAWS = 10  # quick ones; what still corresponds after them is drawn from the allowed combinations alone
-
-
-class Lists(Protocol):
-    """What is read of `quintet.data.negatives.NegativeLists`."""
-
-    @property
-    def texts(self) -> np.ndarray:
-        """(n_images, h_t) int: text rows, best first, -1 where an image has fewer."""
-        ...
-
-    @property
-    def images(self) -> np.ndarray:
-        """(n_texts, h_i) int: image rows, likewise."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -40,7 +27,9 @@ class OfflineRows:
     derived_text: np.ndarray  # (n,) a text that belongs to `off_image`
     text_rank: np.ndarray  # (n,) 0-based place of `off_text` in its list
     image_rank: np.ndarray  # (n,)
-    corresponding: np.ndarray  # (n,) bool: the drawn image and text belong together, because nothing else could be drawn
+    corresponding: (
+        np.ndarray
+    )  # (n,) bool: the drawn image and text belong together, because nothing else could be drawn
 
     def __len__(self) -> int:
         return len(self.off_text)
@@ -51,7 +40,7 @@ class OfflineRows:
 
 
 def draw_offline(
-    lists: Lists,
+    lists: NegativeLists,
     split: Split,
     pairs: np.ndarray,
     rng: np.random.Generator,

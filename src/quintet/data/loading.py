@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from quintet.data.batches import ImageBatch, PairBatch, TextBatch
+from quintet.data.batches import ImageBatch, OfflineBatch, PairBatch, TextBatch
 from quintet.data.corpus import Corpus, Image, Split, Text
+from quintet.data.draws import OfflineRows
 from quintet.data.features import FeatureStore
 from quintet.data.pictures import open_picture
 from quintet.data.tokenizers import Tokenizer
@@ -100,23 +101,38 @@ class _PairData(Dataset):
         sentences: Sentences,
         pairs: Sequence[np.ndarray],
         seed: tuple[int, ...] | None,
+        offline: Callable[[int], OfflineRows] | None,
     ) -> None:
-        self.split, self.images, self.sentences, self.pairs, self.seed = split, images, sentences, pairs, seed
+        self.split, self.images, self.sentences = split, images, sentences
+        self.pairs, self.seed, self.offline = pairs, seed, offline
 
     def __len__(self) -> int:
         return len(self.pairs)
 
     def __getitem__(self, number: int) -> PairBatch:
-        image_rows, text_rows = self.pairs[number].T
-        # One stream of random numbers per pair: the same whichever worker or process loads it.
-        seeds = None if self.seed is None else [(*self.seed, int(i), int(t)) for i, t in self.pairs[number]]
+        image_rows, text_rows = np.ascontiguousarray(self.pairs[number].T)
         return PairBatch(
-            images=self.images.batch([self.split.images[row] for row in image_rows], seeds),
+            images=self._images(image_rows, text_rows),
             texts=self.sentences.batch(text_rows),
             image_groups=torch.from_numpy(self.split.image_groups[image_rows]),
             text_groups=torch.from_numpy(self.split.text_groups[text_rows]),
-            image_rows=torch.from_numpy(np.ascontiguousarray(image_rows)),
-            text_rows=torch.from_numpy(np.ascontiguousarray(text_rows)),
+            image_rows=torch.from_numpy(image_rows),
+            text_rows=torch.from_numpy(text_rows),
+            offline=None if self.offline is None else self._offline(self.offline(number)),
+        )
+
+    def _images(self, image_rows: np.ndarray, text_rows: np.ndarray) -> ImageBatch:
+        # One stream of random numbers per pair: the same whichever worker or process loads it.
+        pairs = zip(image_rows.tolist(), text_rows.tolist(), strict=True)
+        seeds = None if self.seed is None else [(*self.seed, image, text) for image, text in pairs]
+        return self.images.batch([self.split.images[row] for row in image_rows], seeds)
+
+    def _offline(self, rows: OfflineRows) -> OfflineBatch:
+        return OfflineBatch(
+            texts=self.sentences.batch(rows.off_text),
+            images=self._images(rows.off_image, rows.derived_text),
+            derived_images=self._images(rows.derived_image, rows.off_text),
+            derived_texts=self.sentences.batch(rows.derived_text),
         )
 
 
@@ -127,10 +143,14 @@ def load_pairs(
     pairs: Sequence[np.ndarray],
     *,
     seed: tuple[int, ...] | None = None,
+    offline: Callable[[int], OfflineRows] | None = None,
     workers: int = 0,
 ) -> Iterator[PairBatch]:
-    """Batches of pairs in the order of `pairs`, each (n, 2): image row, text row. `seed` turns augmentation on."""
-    data = _PairData(split, images, sentences, pairs, seed)
+    """Batches of pairs in the order of `pairs`, each (n, 2): image row, text row.
+
+    `seed` turns augmentation on; `offline` gives the offline negatives of batch number 0, 1, ...
+    """
+    data = _PairData(split, images, sentences, pairs, seed, offline)
     # Its own generator: the loader draws a seed when it starts, which would shift dropout after a resumed epoch.
     yield from DataLoader(
         data,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import platform
 import shlex
 import sys
@@ -16,7 +15,7 @@ import numpy as np
 import torch
 
 import quintet
-from quintet.data.corpus import Split
+from quintet.data.corpus import split_checksum as split_checksum
 from quintet.errors import QuintetError
 from quintet.evaluation.metrics import Metrics
 from quintet.evaluation.ranks import Ranks
@@ -82,15 +81,6 @@ def load_ranks(path: Path | str) -> tuple[Ranks, ...]:
         raise QuintetError(f"{path} does not exist") from None
     except (OSError, ValueError, KeyError, BadZipFile) as error:
         raise QuintetError(f"{path} does not hold ranks saved by Quintet: {error}") from None
-
-
-def split_checksum(split: Split) -> str:
-    """SHA-256 of the ids and groups of a split, in order."""
-    digest = hashlib.sha256()
-    for kind, rows in (("image", split.images), ("text", split.texts)):
-        for row in rows:
-            digest.update(f"{kind}\t{row.id}\t{row.group}\n".encode())
-    return digest.hexdigest()
 
 
 def provenance() -> dict[str, Any]:

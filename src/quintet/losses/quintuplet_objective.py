@@ -86,7 +86,9 @@ class QuintupletObjective(nn.Module):
         if step.progress.epoch < self.warmup_epochs:
             return self._warming(step, negative)
         online = online_negatives(step.scores, negative).take(step.mine)  # (b,): this process's anchors
-        terms = {name: Term(values, self.weight, self._flat(name)) for name, values in self._terms(online, step).items()}
+        terms = {
+            name: Term(values, self.weight, self._flat(name)) for name, values in self._terms(online, step).items()
+        }
         if self.watch:
             terms |= {name: Term(values, 0.0) for name, values in gaps(online, step.off_text, step.off_image).items()}
         return terms

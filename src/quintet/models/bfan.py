@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-import torch
 from torch import Tensor, nn
 
 from quintet.codes import Codes
@@ -95,6 +94,7 @@ def build_bfan(
 
     `precision`, `engine` and `budget` (bytes) are about speed and memory, not about the method.
 
+    >>> import torch
     >>> matcher = build_bfan(image_dim=8, vocabulary_size=10, embed_dim=4, word_dim=4, focal="prob")
     >>> pictures = matcher.encode_images(ImageBatch(fragments=torch.randn(2, 5, 8)))
     >>> sentences = matcher.encode_texts(TextBatch.from_ids([[1, 5, 2], [1, 2], [3]]))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-import torch
 from torch import Tensor, nn
 
 from quintet.codes import Codes
@@ -98,6 +97,7 @@ def build_scan(
     `relu_slope` is 0 as in the paper; the authors' code, and so their checkpoints and published numbers, use 0.1.
     `precision`, `engine` and `budget` (bytes) are about speed and memory, not about the method.
 
+    >>> import torch
     >>> matcher = build_scan(image_dim=8, vocabulary_size=10, embed_dim=4, word_dim=4)
     >>> pictures = matcher.encode_images(ImageBatch(fragments=torch.randn(2, 5, 8)))
     >>> sentences = matcher.encode_texts(TextBatch.from_ids([[1, 5, 2], [1, 2], [3]]))

@@ -9,7 +9,6 @@ from __future__ import annotations
 from functools import partial
 from typing import Literal, get_args
 
-import torch
 from torch import Tensor
 
 from quintet.codes import Codes
@@ -42,6 +41,7 @@ def scan_scores(
     clipped normalisations below zero: 0 in the paper, 0.1 in the authors' code. `budget` bounds the bytes of a block's
     working tensors; it changes no score. `precision` and `engine`: see `fragment_products` and `cosines_by`.
 
+    >>> import torch
     >>> words = Codes(fragments=torch.eye(4)[None, :2])
     >>> regions = Codes(fragments=torch.eye(4)[None])
     >>> scan_scores(regions, words, aggregation="mean", lambda_softmax=100.0)

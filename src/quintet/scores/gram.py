@@ -102,7 +102,7 @@ def _narrow_product(a: Tensor, b: Tensor) -> Tensor:
     """bfloat16 in, float32 sums and output."""
     if a.is_cuda and _WIDE_OUTPUT:
         multiply = torch.mm if a.dim() == 2 else torch.bmm
-        return multiply(a, b.mT, out_dtype=torch.float32)  # type: ignore[operator]
+        return multiply(a, b.mT, out_dtype=torch.float32)
     return a.float() @ b.float().mT
 
 

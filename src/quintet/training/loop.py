@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from quintet import processes
 from quintet.data.batches import PairBatch
+from quintet.data.draws import OfflineRows, draw_offline
 from quintet.data.loading import load_pairs
 from quintet.data.sampling import epoch_batches
 from quintet.errors import TrainingError
@@ -43,6 +45,12 @@ class Position:
     stuck: int = 0
 
 
+if TYPE_CHECKING:
+    from quintet.data.negatives import NegativeLists
+
+OFFLINE = 1  # the stream of random numbers that draws offline negatives
+
+
 class StageTrainer:
     """Runs one stage. Knows nothing of methods: the matcher encodes and scores, the objective returns terms."""
 
@@ -60,8 +68,9 @@ class StageTrainer:
         augment: AugmentRecipe,
         workers: int,
         display: Display,
+        negatives: NegativeLists | None = None,
     ) -> None:
-        self.stage, self.data, self.tokenizer = stage, data, tokenizer
+        self.stage, self.data, self.tokenizer, self.negatives = stage, data, tokenizer, negatives
         self.folder, self.seed, self.device, self.workers, self.display = folder, seed, device, workers, display
         self.matcher = matcher
         self.module = nn.ModuleDict({"matcher": matcher, "objective": objective}).to(device)
@@ -143,10 +152,27 @@ class StageTrainer:
     def _load(self, plan: list[np.ndarray]) -> Iterator[PairBatch]:
         shares = [pairs[processes.share(len(pairs))] for pairs in plan]
         seed = (*self.seed, self.position.epoch)
+        draws = partial(self._draw, plan, self.position.batch) if self.negatives is not None else None
         for batch in load_pairs(
-            self.data.train, self.train_images, self.train_sentences, shares, seed=seed, workers=self.workers
+            self.data.train,
+            self.train_images,
+            self.train_sentences,
+            shares,
+            seed=seed,
+            offline=draws,
+            workers=self.workers,
         ):
             yield batch.to(self.device, non_blocking=True)
+
+    def _draw(self, plan: list[np.ndarray], first: int, number: int) -> OfflineRows:
+        """This process's share of the offline negatives of a batch; the whole batch is drawn, whoever needs which part."""
+        recipe = self.stage.negatives
+        assert recipe is not None
+        assert self.negatives is not None
+        rng = np.random.default_rng((*self.seed, self.position.epoch, first + number, OFFLINE))
+        settings = recipe.model_dump(include={"top_texts", "top_images", "distribution", "mean", "std", "coupled"})
+        rows = draw_offline(self.negatives, self.data.train, plan[number], rng, **settings)
+        return rows.take(processes.share(len(rows)))
 
     def _backward(self, batch: PairBatch, total: int, batches: int) -> None:
         at = self.position

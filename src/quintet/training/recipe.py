@@ -72,6 +72,21 @@ class BatchRecipe(_Strict):
     drop_last: bool = False
 
 
+class NegativesRecipe(_Strict):
+    """Offline hard negatives (AOQ): which matcher mines them from the training split, and how they are drawn."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+    source: str = Field(alias="from", description="an earlier stage, or the run folder of a teacher")
+    top_texts: int = Field(300, ge=1, description="h: how many hard negative texts an image has")
+    top_images: int = Field(60, ge=1, description="how many hard negative images a text has")
+    distribution: Literal["uniform", "normal"] = "uniform"
+    mean: float = Field(0.5, ge=0, le=1, description="normal: its centre, as a fraction of the list")
+    std: float = Field(0.25, gt=0, description="normal: likewise")
+    coupled: bool = Field(False, description="one draw for text and image, as in the released code")
+    exclude_duplicates: bool = Field(False, description="leave out sentences equal to one of the anchor's own")
+    false_negative_margin: float | None = Field(None, description="leave out candidates that score too near the positive")
+
+
 class GroupRecipe(_Strict):
     """Parameters whose name matches the pattern get their own settings; the first match counts."""
 
@@ -108,6 +123,7 @@ class StageRecipe(_Strict):
     freeze: tuple[str, ...] = Field((), description="patterns of parameter names that are not trained")
     loss: dict[str, dict[str, Any]] = Field(description="losses by name, each with its arguments")
     reduction: Literal["sum", "mean"] = Field("sum", description="over the anchors of the batch")
+    negatives: NegativesRecipe | None = Field(None, description="mined before the stage starts")
     batches: BatchRecipe = BatchRecipe()
     optimizer: OptimizerRecipe = OptimizerRecipe()
     schedule: ScheduleRecipe = ScheduleRecipe()
@@ -142,6 +158,9 @@ class Recipe(_Strict):
             raise ValueError("a recipe needs at least one stage")
         if len(set(names)) != len(names):
             raise ValueError(f"stages must have different names, got {names}")
+        for number, stage in enumerate(self.stages):
+            if stage.negatives is not None and stage.negatives.source in names[number:]:
+                raise ValueError(f"stage {stage.name!r} mines with stage {stage.negatives.source!r}, which has not run by then")
         return self
 
 
@@ -182,7 +201,7 @@ def parse_recipe(content: Any, overrides: list[str] | tuple[str, ...] = (), wher
 
 def recipe_yaml(recipe: Recipe) -> str:
     """The whole recipe, defaults included, as YAML that `load_recipe` reads back."""
-    return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=120)
+    return yaml.safe_dump(recipe.model_dump(mode="json", by_alias=True), sort_keys=False, allow_unicode=True, width=120)
 
 
 def recipe_text(name: str) -> str:

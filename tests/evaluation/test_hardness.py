@@ -1,0 +1,116 @@
+"""Closed forms against enumeration and simulation; measured ranks against plain loops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+from quintet.data.corpus import Split
+from quintet.data.draws import draw_offline
+from quintet.data.negatives import NegativeLists
+from quintet.evaluation.hardness import (
+    chance_of_top,
+    expected_online_rank,
+    measure_online_ranks,
+    measure_top_share,
+    ranks_of_draws,
+    replay_draws,
+)
+
+
+@pytest.mark.parametrize(("candidates", "batch_size"), [(1, 2), (6, 2), (6, 4), (7, 8), (9, 5)])
+def test_closed_forms_equal_enumeration(candidates: int, batch_size: int) -> None:
+    best = [min(drawn) for drawn in combinations(range(1, candidates + 1), batch_size - 1)]
+    assert expected_online_rank(candidates, batch_size) == pytest.approx(np.mean(best))
+    for k in range(candidates + 2):
+        assert chance_of_top(candidates, batch_size, k) == pytest.approx(np.mean([rank <= k for rank in best]))
+
+
+def test_the_papers_numbers() -> None:
+    assert 3900 < expected_online_rank(500_000, 128) < 4000
+    assert 100 * chance_of_top(566_430, 128, 100) == pytest.approx(2.2, abs=0.05)
+    with pytest.raises(ValueError, match="cannot be made"):
+        expected_online_rank(3, 5)
+
+
+def lists_of_matrix(scores: np.ndarray, image_groups: np.ndarray, text_groups: np.ndarray) -> NegativeLists:
+    """Complete lists, by sorting."""
+
+    def side(matrix: np.ndarray, own: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        masked = np.where(own[:, None] == other[None, :], -np.inf, matrix)
+        order = np.argsort(-masked, axis=1, kind="stable")
+        values = np.take_along_axis(masked, order, axis=1)
+        return np.where(np.isinf(values), -1, order), values
+
+    return NegativeLists(*side(scores, image_groups, text_groups), *side(scores.T, text_groups, image_groups))
+
+
+@pytest.fixture
+def measured() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    return rng.random((150, 150), np.float32), np.arange(150), np.arange(150)
+
+
+def test_measured_ranks_agree_with_the_closed_form(measured: tuple[np.ndarray, np.ndarray, np.ndarray]) -> None:
+    rng = np.random.default_rng(1)
+    found = measure_online_ranks(*measured, 16, batches=400, rng=rng)
+    for direction in ("i2t", "t2i"):
+        ranks = found[direction]
+        assert len(ranks) == 400 * 16
+        assert ranks.min() >= 1
+        assert ranks.mean() == pytest.approx(expected_online_rank(149, 16), rel=0.05)
+        assert (ranks <= 10).mean() == pytest.approx(chance_of_top(149, 16, 10), abs=0.03)
+    share = measure_top_share(lists_of_matrix(*measured), *measured[1:], 16, 10, batches=400, rng=rng)
+    for direction in ("i2t", "t2i"):
+        assert share[direction] == pytest.approx(chance_of_top(149, 16, 10), abs=0.03)
+
+
+def test_measured_ranks_equal_plain_loops_with_several_texts_a_group() -> None:
+    rng = np.random.default_rng(2)
+    image_groups, text_groups = np.array([0, 0, 1, 2]), np.array([0, 0, 0, 1, 1, 2])
+    scores = rng.random((4, 6)).astype(np.float32)
+    # A batch of all texts: the hardest negative is the hardest of all, among texts; images of group 0 vary.
+    found = measure_online_ranks(scores, image_groups, text_groups, 6, batches=5, rng=rng)
+    assert found["i2t"].tolist() == [1] * 30
+    for rank in found["t2i"]:
+        assert 1 <= rank <= 3
+    # Text 3 (group 1) meets images {0 or 1, 2's group itself, 3}: rank 1 unless the better of images 0, 1 is absent.
+    with pytest.raises(ValueError, match="cannot be drawn"):
+        measure_online_ranks(scores, image_groups, text_groups, 7, batches=1, rng=rng)
+
+
+def test_top_share_ignores_padding() -> None:
+    lists = NegativeLists(np.full((2, 3), -1), np.full((2, 3), -np.inf), np.array([[1], [0]]), np.zeros((2, 1)))
+    share = measure_top_share(lists, [0, 1], [0, 1], 2, 3, batches=3, rng=np.random.default_rng(0))
+    assert share == {"i2t": 0.0, "t2i": 1.0}
+
+
+def test_replayed_draws_are_the_draws(make_split: Callable[..., Split]) -> None:
+    split = make_split(range(20), np.repeat(range(20), 3).tolist())
+    scores = np.random.default_rng(0).random((20, 60), np.float32)
+    lists = lists_of_matrix(scores, split.image_groups, split.text_groups)
+    pairs = np.stack([np.repeat(np.arange(20), 3), np.arange(60)], axis=1)
+    options = {"top_texts": 12, "top_images": 5}
+    batches = [(pairs[:30], np.random.default_rng(5)), (pairs[30:], np.random.default_rng(6))]
+    summary = replay_draws(lists, split, batches, **options)
+    drawn = [
+        draw_offline(lists, split, part, np.random.default_rng(seed), **options)
+        for part, seed in ((pairs[:30], 5), (pairs[30:], 6))
+    ]
+    text_ranks = np.concatenate([rows.text_rank for rows in drawn]) + 1
+    assert summary["text_rank"] == pytest.approx(text_ranks.mean())
+    off_text = np.concatenate([rows.off_text for rows in drawn])
+    off_image = np.concatenate([rows.off_image for rows in drawn])
+    assert summary["text_score"] == pytest.approx(scores[pairs[:, 0], off_text].mean())
+    assert summary["image_score"] == pytest.approx(scores[off_image, pairs[:, 1]].mean())
+    assert summary["corresponding"] == 0.0
+    assert summary["pairs"] == 60
+    # Under the scores that the lists were mined with, a draw stands where its list has it.
+    now = ranks_of_draws(scores, split.image_groups, split.text_groups, pairs[:30], drawn[0])
+    np.testing.assert_array_equal(now["i2t"], drawn[0].text_rank + 1)
+    np.testing.assert_array_equal(now["t2i"], drawn[0].image_rank + 1)
+    with pytest.raises(ValueError, match="no batches"):
+        replay_draws(lists, split, [])

@@ -1,0 +1,49 @@
+"""Timing of the losses on one batch."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+import quintet
+from quintet.data.batches import ImageBatch, OfflineBatch, PairBatch, TextBatch
+from quintet.evaluation.loss_timing import paper_losses, time_losses
+from quintet.losses.triplet import TripletObjective
+
+
+def some_batch(n: int = 6) -> PairBatch:
+    generator = torch.Generator().manual_seed(0)
+
+    def images() -> ImageBatch:
+        return ImageBatch(fragments=torch.randn(n, 3, 5, generator=generator))
+
+    def texts() -> TextBatch:
+        return TextBatch(torch.randint(1, 10, (n, 4), generator=generator), torch.full((n,), 4))
+
+    rows = torch.arange(n)
+    offline = OfflineBatch(texts(), images(), images(), texts())
+    return PairBatch(images(), texts(), rows, rows, rows, rows, offline)
+
+
+def test_one_row_a_loss_and_the_matcher_unchanged() -> None:
+    matcher = quintet.create_model("vse++", vocabulary_size=10, image_dim=5, embed_dim=6, word_dim=4)
+    before = copy.deepcopy(matcher.state_dict())
+    rows = time_losses(matcher, some_batch(), repeats=2, warmup=1)
+    assert [row["loss"] for row in rows] == list(paper_losses()) == ["online", "OffTri", "OffQuin", "AdapOffQuin"]
+    assert rows[0]["relative"] == 1.0
+    for row in rows:
+        assert 0 < row["fastest"] <= row["seconds"]
+        assert row["batch"] == 6
+    for name, tensor in matcher.state_dict().items():
+        assert torch.equal(tensor, before[name])
+    assert all(parameter.grad is None for parameter in matcher.parameters())
+
+
+def test_any_losses_may_be_timed() -> None:
+    matcher = quintet.create_model("vse++", vocabulary_size=10, image_dim=5, embed_dim=6, word_dim=4)
+    rows = time_losses(matcher, some_batch(), {"all": TripletObjective(negatives="all")}, repeats=1, warmup=0)
+    assert [row["loss"] for row in rows] == ["all"]
+    with pytest.raises(ValueError, match="repeats"):
+        time_losses(matcher, some_batch(), repeats=0)

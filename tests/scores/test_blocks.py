@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from quintet.codes import Codes
+from quintet.scores.blocks import score_all, score_rows
+from quintet.scores.cross_attention import scan_scores
+
+Make = Callable[..., Codes]
+
+
+class Recorder:
+    """A block score that is the sum of the products, and remembers the sizes it was asked for."""
+
+    def __init__(self, paired: bool = False) -> None:
+        self.paired = paired
+        self.sizes: list[tuple[int, int, int, int]] = []
+
+    def __call__(self, images: Tensor, image_mask: Tensor | None, texts: Tensor, text_mask: Tensor | None) -> Tensor:
+        self.sizes.append((*images.shape[:2], *texts.shape[:2]))
+        if self.paired:
+            return (images.sum(dim=1) * texts.sum(dim=1)).sum(dim=1)
+        return images.sum(dim=1) @ texts.sum(dim=1).T
+
+
+@pytest.mark.parametrize("budget", [4 << 10, 64 << 10, 1 << 20])
+def test_blocks_keep_to_the_budget_and_are_few(make_codes: Make, budget: int) -> None:
+    torch.manual_seed(0)
+    images, texts = make_codes([9] * 40, seed=1), make_codes(torch.randint(3, 20, (200,)).tolist(), seed=2)
+    recorder = Recorder()
+    scores = score_all(recorder, images, texts, copies=(2, 4), budget=budget)
+    expected = images.fragments.sum(dim=1) @ texts.fragments.nan_to_num(0).sum(dim=1).T
+    torch.testing.assert_close(scores, expected)
+    elements = [i * r * t * w for i, r, t, w in recorder.sizes]
+    smallest = 9 * 19  # one pair is the least there is
+    assert max(elements) <= max(budget // (2 * 8), smallest)
+    real = 9 * 40 * int(texts.mask.sum())
+    assert sum(elements) <= 1.25 * real  # padding costs at most a quarter
+    assert len(recorder.sizes) <= 4 * real * 2 * 8 / budget + 12  # as few blocks as the budget allows, about
+
+
+def test_pairs_are_scored_without_the_other_pairs(make_codes: Make) -> None:
+    images, texts = make_codes([4, 2, 3, 1, 4], seed=3), make_codes([2, 5, 1, 5, 2], seed=4)
+    recorder = Recorder(paired=True)
+    scores = score_rows(recorder, images, texts, copies=(1, 1), budget=2000)
+    both = [codes.fragments.nan_to_num(0).sum(dim=1) for codes in (images, texts)]
+    torch.testing.assert_close(scores, (both[0] * both[1]).sum(dim=1))
+    assert sum(size[0] for size in recorder.sizes) == 5
+    assert len(recorder.sizes) > 1
+
+
+def test_training_keeps_little_for_the_backward_pass(make_codes: Make) -> None:
+    """At least five times less than one context vector a word and picture, which a loop over captions keeps."""
+    n, regions, words, dim = 12, 9, 6, 256
+    images = make_codes([regions] * n, seed=5, dim=dim, dtype=torch.float32)
+    texts = make_codes([words] * n, seed=6, dim=dim, dtype=torch.float32)
+    images.fragments.requires_grad_()
+    texts.fragments.requires_grad_()
+    kept: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    for budget in (None, 50_000):
+        kept.clear()
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            scores = scan_scores(images, texts, budget=budget)
+        assert sum(kept.values()) < n * n * words * dim * 4 / 5
+        scores.sum().backward()
+    # With several blocks nothing but the fragments is kept.
+    assert sum(kept.values()) <= 2 * (images.fragments.nbytes + texts.fragments.nbytes)
+
+
+def test_frozen_sides_need_no_gradient(make_codes: Make) -> None:
+    images, texts = make_codes([3, 2, 3], seed=7), make_codes([2, 4], seed=8)
+    texts.fragments.requires_grad_()
+    scores = scan_scores(images, texts, budget=1)
+    (grad,) = torch.autograd.grad(scores.sum(), texts.fragments)
+    (again,) = torch.autograd.grad(scan_scores(images, texts).sum(), texts.fragments)
+    torch.testing.assert_close(grad, again)

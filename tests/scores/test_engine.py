@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from quintet.codes import Codes
+from quintet.scores.cross_attention import scan_scores
+from quintet.scores.engine import cosines_by, has_triton, working_copies
+
+
+def test_auto_is_plain_torch_without_a_gpu(make_codes: Callable[..., Codes]) -> None:
+    images, texts = make_codes([4, 2], seed=1), make_codes([3, 1, 5], seed=2)
+    assert torch.equal(scan_scores(images, texts, engine="auto"), scan_scores(images, texts, engine="torch"))
+
+
+def test_the_fused_kernel_counts_fewer_working_copies(make_codes: Callable[..., Codes]) -> None:
+    codes = make_codes([2])
+    assert working_copies("triton", codes) < working_copies("torch", codes)
+    assert working_copies("torch", codes, focal=True) > working_copies("torch", codes)
+
+
+def test_an_unknown_normalisation_is_refused_before_any_work() -> None:
+    with pytest.raises(ValueError, match="norm must be one of"):
+        cosines_by("torch", norm="l9", relu_slope=0.1, temperature=9.0)  # type: ignore[arg-type]
+
+
+def test_triton_is_for_cuda() -> None:
+    assert not has_triton() or torch.cuda.is_available()
+
+
+@pytest.mark.slow
+def test_compiled_scores_and_gradients_are_the_plain_ones(make_codes: Callable[..., Codes]) -> None:
+    found = []
+    for engine in ("torch", "compile"):
+        grads, scores = [], []
+        for lengths in ([3, 3, 3], [2, 5, 4, 5], [1]):  # other shapes, the same program
+            images, texts = make_codes([4, 2, 4], seed=1), make_codes(lengths, seed=2)
+            images.fragments.requires_grad_()
+            score = scan_scores(images, texts, engine=engine, budget=2000)
+            scores.append(score.detach())
+            grads += torch.autograd.grad(score.sum(), [images.fragments])
+        found.append((*scores, *grads))
+    for plain, compiled in zip(*found, strict=True):
+        torch.testing.assert_close(compiled, plain)
