@@ -1,4 +1,4 @@
-"""Draws from lists of negatives: where they come from, how they are spread, and that image and text do not correspond."""
+"""Draws from lists of negatives: where they come from, how they are spread, and that they do not correspond."""
 
 from __future__ import annotations
 

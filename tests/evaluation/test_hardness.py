@@ -12,6 +12,7 @@ from quintet.data.corpus import Split
 from quintet.data.draws import draw_offline
 from quintet.data.negatives import NegativeLists
 from quintet.evaluation.hardness import (
+    _random_batches,
     chance_of_top,
     expected_online_rank,
     measure_online_ranks,
@@ -68,24 +69,41 @@ def test_measured_ranks_agree_with_the_closed_form(measured: tuple[np.ndarray, n
         assert share[direction] == pytest.approx(chance_of_top(149, 16, 10), abs=0.03)
 
 
+def plain_rank(scores: np.ndarray, own: np.ndarray, other: np.ndarray, anchor: int, batch: list[int]) -> int | None:
+    """Sort all wrong candidates of the anchor and look where the first one that is in the batch stands."""
+    wrong = [row for row in range(len(other)) if other[row] != own[anchor]]
+    ordered = sorted(wrong, key=lambda row: -scores[anchor, row])
+    return next((place for place, row in enumerate(ordered, 1) if row in batch), None)
+
+
 def test_measured_ranks_equal_plain_loops_with_several_texts_a_group() -> None:
     rng = np.random.default_rng(2)
-    image_groups, text_groups = np.array([0, 0, 1, 2]), np.array([0, 0, 0, 1, 1, 2])
-    scores = rng.random((4, 6)).astype(np.float32)
-    # A batch of all texts: the hardest negative is the hardest of all, among texts; images of group 0 vary.
-    found = measure_online_ranks(scores, image_groups, text_groups, 6, batches=5, rng=rng)
-    assert found["i2t"].tolist() == [1] * 30
-    for rank in found["t2i"]:
-        assert 1 <= rank <= 3
-    # Text 3 (group 1) meets images {0 or 1, 2's group itself, 3}: rank 1 unless the better of images 0, 1 is absent.
+    image_groups, text_groups = np.array([0, 0, 1, 2, 2]), np.array([0, 0, 0, 1, 1, 2, 2, 2])
+    scores = rng.random((5, 8)).astype(np.float32)
+    found = measure_online_ranks(scores, image_groups, text_groups, 4, batches=30, rng=np.random.default_rng(9))
+    expected: dict[str, list[int]] = {"i2t": [], "t2i": []}
+    batches = _random_batches(image_groups, text_groups, 4, 30, np.random.default_rng(9))
+    for images, texts in (map(np.ndarray.tolist, batch) for batch in batches):
+        assert len(set(texts)) == 4
+        assert [image_groups[image] for image in images] == [text_groups[text] for text in texts]
+        i2t = [plain_rank(scores, image_groups, text_groups, image, texts) for image in images]
+        t2i = [plain_rank(scores.T, text_groups, image_groups, text, images) for text in texts]
+        expected["i2t"] += [rank for rank in i2t if rank is not None]
+        expected["t2i"] += [rank for rank in t2i if rank is not None]
+    for direction in ("i2t", "t2i"):
+        assert found[direction].tolist() == expected[direction]
     with pytest.raises(ValueError, match="cannot be drawn"):
-        measure_online_ranks(scores, image_groups, text_groups, 7, batches=1, rng=rng)
+        measure_online_ranks(scores, image_groups, text_groups, 9, batches=1, rng=rng)
 
 
-def test_top_share_ignores_padding() -> None:
-    lists = NegativeLists(np.full((2, 3), -1), np.full((2, 3), -np.inf), np.array([[1], [0]]), np.zeros((2, 1)))
-    share = measure_top_share(lists, [0, 1], [0, 1], 2, 3, batches=3, rng=np.random.default_rng(0))
-    assert share == {"i2t": 0.0, "t2i": 1.0}
+def test_top_share_ignores_padding_and_short_lists() -> None:
+    texts, images = np.full((2, 3), -1), np.array([[1], [0]])
+    lists = NegativeLists(texts, np.full((2, 3), -np.inf), images, np.zeros((2, 1)))
+    rng = np.random.default_rng(0)
+    assert measure_top_share(lists, [0, 1], [0, 1], 2, 1, batches=3, rng=rng) == {"i2t": 0.0, "t2i": 1.0}
+    assert measure_top_share(lists, [0, 1], [0, 1], 2, 3, batches=3, rng=rng) == {"i2t": 0.0}
+    with pytest.raises(ValueError, match="have no top 4"):
+        measure_top_share(lists, [0, 1], [0, 1], 2, 4, batches=3, rng=rng)
 
 
 def test_replayed_draws_are_the_draws(make_split: Callable[..., Split]) -> None:

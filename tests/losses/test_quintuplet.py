@@ -126,7 +126,7 @@ def test_gradients_pass_gradcheck(loss: str, squared: bool) -> None:
 def test_gradients_are_equation_6() -> None:
     """The first line of Eq. 5 (its text side), by the derivative the paper prints."""
     scores, *offline = (value.requires_grad_() for value in inputs(7, 5))
-    off_text, off_image, off_pair, derived_pair = offline
+    off_text, _, off_pair, _ = offline
     terms = adaptive_offline_quintuplet(
         scores, *offline, margin_online=MARGIN_1, margin_offline=MARGIN_2, alpha=ALPHA, beta=BETA
     )

@@ -40,15 +40,15 @@ def test_paired_products_are_the_diagonal_of_all() -> None:
         torch.testing.assert_close(paired[row, :, 0], every[row, :, row])
 
 
-@pytest.mark.parametrize("dim", [16, 1024])
+@pytest.mark.parametrize("dim", [256, 1024])
 def test_three_bfloat16_products_are_as_good_as_float32(dim: int) -> None:
     torch.manual_seed(1)
     a, b = F.normalize(torch.randn(50, dim), dim=-1), F.normalize(torch.randn(40, dim), dim=-1)
     exact = a.double() @ b.double().T
     split = gram._narrow_product(gram._split(a, low_last=True), gram._split(b, low_last=False))
     once = gram.fragment_products(a[:, None], b[:, None], paired=False, precision="bfloat16")[:, 0, :, 0]
-    assert (split - exact).abs().max() < 5e-6
-    assert (once - exact).abs().max() > 20 * (split - exact).abs().max()
+    assert (split - exact).abs().max() < 2e-6
+    assert (once - exact).abs().max() > 100 * (split - exact).abs().max()
 
 
 def test_gradients_of_the_product_in_bfloat16_are_those_of_float32() -> None:

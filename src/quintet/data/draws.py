@@ -35,7 +35,7 @@ class OfflineRows:
         return len(self.off_text)
 
     def take(self, rows: slice) -> OfflineRows:
-        """Some of the pairs. Processes draw for the whole batch and keep their share, so that their number is no matter."""
+        """Some of the pairs. Processes draw for the whole batch and keep their share, so their number is no matter."""
         return replace(self, **{field.name: getattr(self, field.name)[rows] for field in fields(self)})
 
 

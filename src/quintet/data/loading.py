@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -87,7 +87,7 @@ class Sentences:
     def __len__(self) -> int:
         return len(self._ids)
 
-    def batch(self, rows: Sequence[int]) -> TextBatch:
+    def batch(self, rows: Iterable[int]) -> TextBatch:
         return TextBatch.from_ids([self._ids[row].tolist() for row in rows], self._pad)
 
 

@@ -120,6 +120,9 @@ class NegativeLists:
                 f"{where} belong to other images, texts or groups than those of split {split.name!r} (its ids and groups, "
                 "in order, have another checksum); mine this corpus"
             )
+        for name, rows, limit in (("texts", self.texts, expected[1]), ("images", self.images, expected[0])):
+            if rows.size and not (rows.min() >= -1 and rows.max() < limit):
+                raise CorpusError(f"{where} name {name} that do not exist (rows must lie below {limit}); mine again")
         mined_by = self.manifest.get("matcher", {}).get("weights")
         if weights is not None and mined_by != weights:
             raise CorpusError(

@@ -1,7 +1,7 @@
 """Cross-retrieval ranks: is a pair found from both sides? (AOQ supplement, its figure of rank frequencies.)
 
-A pair may do well for its text and badly for its image. Its cross-retrieval rank is the worse of the two, both counted on
-the scale of the longer list: max(5 r_i - 4, r_t) where each image has five texts.
+A pair may do well for its text and badly for its image. Its cross-retrieval rank is the worse of the two, both counted
+on the scale of the texts: max(5 r_i - 4, r_t) where each image has five texts.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def cross_retrieval_histogram(
 ) -> dict[str, Any]:
     """How many positive pairs have their cross-retrieval rank in which interval, for each of some runs on one split.
 
-    Returns `intervals` (names), `pairs` (how many), `counts` and `share` (per cent) by run, and `change`: of the counts,
-    from the first run to each later one. Folds (a sequence of Ranks) are counted together.
+    Returns `intervals` (names), `pairs` (how many), `counts` and `share` (per cent) by run, and `change`: of the
+    counts, from the first run to each later one. Folds (a sequence of Ranks) are counted together.
     """
     names = interval_names(edges)
     folds = {run: [found] if isinstance(found, Ranks) else list(found) for run, found in runs.items()}
@@ -87,5 +87,6 @@ def _refuse_other_pairs(folds: Mapping[str, Sequence[Ranks]]) -> None:
         )
         if not same:
             raise QuintetError(
-                f"{runs[0]!r} and {run!r} were measured on different pairs; evaluate both on the same split and protocol"
+                f"{runs[0]!r} and {run!r} were measured on different pairs; "
+                "evaluate both on the same split and protocol"
             )

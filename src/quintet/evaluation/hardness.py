@@ -77,12 +77,20 @@ def measure_top_share(
     batches: int,
     rng: np.random.Generator,
 ) -> dict[str, float]:
-    """How often a random batch holds one of the anchor's k hardest negatives, from mined lists; no scores are needed."""
+    """How often a random batch holds one of the anchor's k hardest negatives: from mined lists, without scores.
+
+    A direction whose lists are shorter than k cannot be measured and is left out.
+    """
     image_groups, text_groups = np.asarray(image_groups), np.asarray(text_groups)
-    hits: dict[str, list[np.ndarray]] = {"i2t": [], "t2i": []}
+    long_enough = {"i2t": lists.texts.shape[1] >= k, "t2i": lists.images.shape[1] >= k}
+    hits: dict[str, list[np.ndarray]] = {direction: [] for direction, measured in long_enough.items() if measured}
+    if not hits:
+        raise ValueError(f"lists of {lists.texts.shape[1]} texts and {lists.images.shape[1]} images have no top {k}")
     for images, texts in _random_batches(image_groups, text_groups, batch_size, batches, rng):
-        hits["i2t"].append(_holds_any(lists.texts[images, :k], texts, len(text_groups)))
-        hits["t2i"].append(_holds_any(lists.images[texts, :k], images, len(image_groups)))
+        if "i2t" in hits:
+            hits["i2t"].append(_holds_any(lists.texts[images, :k], texts, len(text_groups)))
+        if "t2i" in hits:
+            hits["t2i"].append(_holds_any(lists.images[texts, :k], images, len(image_groups)))
     return {direction: float(np.concatenate(parts).mean()) for direction, parts in hits.items()}
 
 

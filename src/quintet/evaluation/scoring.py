@@ -44,9 +44,9 @@ def member_scores(members: Sequence[Member], device: torch.device | str | None =
 
     def score_block(images: slice, texts: slice) -> Tensor:
         total: Tensor | None = None
-        with torch.no_grad(), _full_precision(place):
+        with torch.no_grad(), full_precision(place):
             for member in members:
-                scores = _score_in_tiles(
+                scores = score_in_tiles(
                     member.matcher, member.image_codes[images].to(place), member.text_codes[texts].to(place)
                 )
                 total = scores if total is None else total.add_(scores)
@@ -68,16 +68,17 @@ def whole_tiles(block: int | tuple[int, int]) -> tuple[int, int]:
     return -(-sizes[0] // TILE[0]) * TILE[0], -(-sizes[1] // TILE[1]) * TILE[1]
 
 
-def _score_in_tiles(matcher: Matcher, image_codes: Codes, text_codes: Codes) -> Tensor:
+def score_in_tiles(matcher: Matcher, image_codes: Codes, text_codes: Codes, tile: tuple[int, int] = TILE) -> Tensor:
+    """(n_images, n_texts) float32, asked of the matcher in tiles of one shape."""
     scores = torch.empty(len(image_codes), len(text_codes), device=image_codes.device)
-    text_tiles = list(_tiles(text_codes, TILE[1]))
-    for images, image_tile in _tiles(image_codes, TILE[0]):
+    text_tiles = list(_tiles(text_codes, tile[1]))
+    for images, image_tile in _tiles(image_codes, tile[0]):
         for texts, text_tile in text_tiles:
-            tile = matcher.score(image_tile, text_tile)
-            if tile.shape != TILE:
-                asked = f"{TILE[0]} images and {TILE[1]} texts"
-                raise QuintetError(f"{type(matcher).__name__}.score returned shape {tuple(tile.shape)} for {asked}")
-            scores[images, texts] = tile[: images.stop - images.start, : texts.stop - texts.start].float()
+            part = matcher.score(image_tile, text_tile)
+            if part.shape != tile:
+                asked = f"{tile[0]} images and {tile[1]} texts"
+                raise QuintetError(f"{type(matcher).__name__}.score returned shape {tuple(part.shape)} for {asked}")
+            scores[images, texts] = part[: images.stop - images.start, : texts.stop - texts.start].float()
     return scores
 
 
@@ -91,7 +92,7 @@ def _tiles(codes: Codes, size: int) -> Iterator[tuple[slice, Codes]]:
 
 
 @contextmanager
-def _full_precision(device: torch.device) -> Iterator[None]:
+def full_precision(device: torch.device) -> Iterator[None]:
     """Float32 as it is: no autocast and no TF32, whatever training had switched on."""
     before = torch.get_float32_matmul_precision()
     if before != "highest":

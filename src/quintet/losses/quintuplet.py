@@ -1,6 +1,6 @@
 """Losses with offline hard negatives: OffTri, OffQuin and AdapOffQuin (AOQ Eq. 3 to 5), and the paper's ablations.
 
-Chen, Deng, Luo: Adaptive Offline Quintuplet Loss for Image-Text Matching, ECCV 2020. All functions here read scores only:
+Chen, Deng, Luo: Adaptive Offline Quintuplet Loss for Image-Text Matching, ECCV 2020. All functions read scores only:
 
 - `scores` (B, B): every picture of a batch against every sentence of it, the pairs (i, t) on the diagonal;
 - `off_text` (B,): S(i, t_off), the picture against a sentence drawn from its list of hard negatives;

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -100,7 +100,7 @@ class QuintupletObjective(nn.Module):
         }
 
     def _terms(self, online: Online, step: Step) -> Terms:
-        offline = {"margin": self.margin_offline, "squared": self.squared}
+        offline: dict[str, Any] = {"margin": self.margin_offline, "squared": self.squared}
         first = {} if self.variant == "only_offline" else self._online(online, step)
         if self.variant == "triplet":
             return first | offline_terms(online, step.off_text, step.off_image, **offline)

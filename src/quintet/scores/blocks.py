@@ -103,7 +103,7 @@ def _plan(image_side: Side, text_side: Side, elements: int) -> Blocks:
     Wider in texts than in images: Gram matrices are made for every block, and those of pictures are the larger ones.
     """
     pairs = max(1, elements // (image_side.longest * text_side.longest))
-    text_groups = text_side.groups(max(math.isqrt(_ASPECT * pairs), pairs // len(image_side)))
+    text_groups = text_side.groups(max(min(math.isqrt(_ASPECT * pairs), pairs), pairs // len(image_side)))
     blocks = []
     for text_group in text_groups:
         most = elements // (image_side.longest * text_group.length * len(text_group))

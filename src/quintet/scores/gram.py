@@ -21,6 +21,7 @@ Precision = Literal["float32", "bfloat16"]
 
 # torch.mm can put products of bfloat16 out in float32 on an accelerator from this version on.
 _WIDE_OUTPUT = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 8)
+_SPLIT_FROM = 256  # channels: the error of a split product falls with their square root
 _SMALLEST_SQUARE = 1e-16  # of |q| |context|: the authors clamp that product at 1e-8
 
 
@@ -29,10 +30,10 @@ def fragment_products(context: Tensor, queries: Tensor, *, paired: bool, precisi
 
     context (C, Lc, d), queries (Q, Lq, d) -> (C, Lc, Q, Lq); with `paired`, row i meets row i only: (n, Lc, 1, Lq).
 
-    `float32` is accurate to float32. On a CUDA device the product of float32 fragments is done as three bfloat16
-    products with float32 sums (each number is split in two bfloat16 halves; only low times low is left out), which is
-    several times faster than the float32 units and differs from them by about 1e-7 for unit vectors. `bfloat16` rounds
-    the fragments once and sums in float32.
+    `float32` is accurate to float32. On a CUDA device the product of float32 fragments of at least 256 channels is done
+    as three bfloat16 products with float32 sums: each number is split in two bfloat16 halves, and only low times low is
+    left out. It is faster than the float32 units and differs from them by about 1e-6 at most for unit vectors (less the
+    more channels there are). `bfloat16` rounds the fragments once and sums in float32.
     """
     if precision not in get_args(Precision):
         raise ValueError(f"precision must be one of {get_args(Precision)}, got {precision!r}")
@@ -84,7 +85,7 @@ class _Product(torch.autograd.Function):
         if a.dtype == b.dtype == torch.bfloat16:
             return _narrow_product(a, b)
         a, b = widen(a), widen(b)
-        if a.is_cuda and a.dtype == b.dtype == torch.float32 and _WIDE_OUTPUT:
+        if _WIDE_OUTPUT and a.is_cuda and a.dtype == b.dtype == torch.float32 and a.shape[-1] >= _SPLIT_FROM:
             return _narrow_product(_split(a, low_last=True), _split(b, low_last=False))
         return a @ b.mT
 

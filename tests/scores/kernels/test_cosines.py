@@ -1,4 +1,4 @@
-"""The fused kernel against its plain twin; on a CPU with `TRITON_INTERPRET=1 pytest -m gpu`, where Triton is installed."""
+"""The fused kernel against its plain twin; without a GPU by `TRITON_INTERPRET=1 pytest -m gpu`, if Triton is there."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def compare(sizes: tuple[int, int, int, int], masked: bool = True, paired: bool 
         found.append([cosines, *torch.autograd.grad((cosines * upstream).sum(), inputs)])
     for plain, fused in zip(*found, strict=True):
         scale = plain.abs().max().item()
-        torch.testing.assert_close(fused.double(), plain, rtol=0, atol=5e-6 * max(1.0, scale))
+        torch.testing.assert_close(fused.double(), plain, rtol=0, atol=2e-5 * max(1.0, scale))
 
 
 @pytest.mark.parametrize("slope", [0.0, 0.1])

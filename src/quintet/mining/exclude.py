@@ -1,0 +1,94 @@
+"""Which pairs are no negatives: those of one group, and on request those that share a sentence."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quintet.data.corpus import Split
+
+_WORD = re.compile(r"\w+")
+
+
+def normalise(sentence: str) -> str:
+    """What two sentences must share to be the same one: their words, whatever the case, spacing and punctuation.
+
+    >>> normalise("  A man,\\twalking.") == normalise("a MAN walking")
+    True
+    """
+    plain = unicodedata.normalize("NFKC", sentence).casefold()
+    return " ".join(_WORD.findall(plain)) or plain.strip()
+
+
+class Exclusions:
+    """The pairs (image, text) that may be in nobody's list.
+
+    Every text has a *kind*, and a kind is owned by groups: a pair is excluded when the image's group owns the text's
+    kind. Without duplicates the kind is the text's own group; with them it is its sentence, owned by every group that
+    has it among its texts. So an image never gets a sentence it owns, and a text never gets an image that owns it, and
+    the memory is that of the texts, however often a sentence occurs.
+    """
+
+    def __init__(self, split: Split, duplicates: bool = False) -> None:
+        self.image_groups, self.text_groups = split.image_groups, split.text_groups
+        self.duplicates = duplicates
+        self.groups = max(len(split.groups), 1)
+        if duplicates:
+            _, kinds = np.unique([normalise(text.text) for text in split.texts], return_inverse=True)
+            self.kinds = kinds.astype(np.int64)
+        else:
+            self.kinds = self.text_groups
+        self.owned = np.unique(self.kinds * self.groups + self.text_groups)  # kind, owner; ascending
+        self._on: dict[torch.device, tuple[Tensor, Tensor, Tensor]] = {}
+
+    def inside(self, images: np.ndarray, texts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The excluded pairs of a block, as places in `images` and `texts` (rows of the split)."""
+        if not len(images) or not len(texts):
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        groups = self.image_groups[images]
+        order = np.argsort(groups, kind="stable")
+        groups = groups[order]
+        first_owner = self.kinds[texts] * self.groups
+        low = np.searchsorted(self.owned, first_owner + groups[0])
+        high = np.searchsorted(self.owned, first_owner + groups[-1], side="right")
+        text, owner = _expand(low, high)
+        owner = self.owned[owner] % self.groups
+        low, high = np.searchsorted(groups, owner), np.searchsorted(groups, owner, side="right")
+        entry, image = _expand(low, high)
+        return order[image], text[entry]
+
+    def hits(self, images: Tensor, texts: Tensor) -> Tensor:
+        """(p,) bool: which of these pairs (rows of the split) are excluded."""
+        if images.device not in self._on:
+            arrays = (self.image_groups, self.kinds, self.owned)
+            self._on[images.device] = tuple(torch.from_numpy(array).to(images.device) for array in arrays)  # type: ignore[assignment]
+        image_groups, kinds, owned = self._on[images.device]
+        if not self.duplicates:
+            return image_groups[images] == kinds[texts]
+        wanted = kinds[texts] * self.groups + image_groups[images]
+        return owned[torch.searchsorted(owned, wanted).clamp_(max=len(owned) - 1)] == wanted
+
+    def counts(self) -> dict[str, int]:
+        """How many pairs are excluded, and why."""
+        images_of_group = np.bincount(self.image_groups, minlength=self.groups)
+        positives = int((images_of_group * np.bincount(self.text_groups, minlength=self.groups)).sum())
+        texts_of_kind = np.bincount(self.kinds)
+        owner_kind, owner = np.divmod(self.owned, self.groups)
+        everything = int((texts_of_kind[owner_kind] * images_of_group[owner]).sum())
+        return {"positive_pairs": positives, "duplicate_sentence_pairs": everything - positives}
+
+
+def _expand(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """All integers of the ranges [low, high), and which range each comes from.
+
+    >>> [part.tolist() for part in _expand(np.array([3, 0]), np.array([5, 1]))]
+    [[0, 0, 1], [3, 4, 0]]
+    """
+    lengths = np.maximum(high - low, 0)
+    which = np.repeat(np.arange(len(low)), lengths)
+    within = np.arange(len(which)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    return which, low[which] + within
