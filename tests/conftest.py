@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,12 @@ def make_tiny_corpus(folder: Path, groups: int = 24, captions: int = 2, seed: in
     parts = [Part("features.npy")]
     write_manifest(store, [image.id for image in images], rows, parts, fragments=4, dim=8, tower={"name": "toy"})
     return folder
+
+
+@pytest.fixture(scope="session")
+def make_corpus() -> Callable[[Path], Path]:
+    """Makes a tiny corpus of one's own, to damage."""
+    return make_tiny_corpus
 
 
 @pytest.fixture(scope="session")

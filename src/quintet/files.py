@@ -20,8 +20,11 @@ def complete_or_absent(path: Path | str) -> Iterator[Path]:
     A crash, a kill or a full disk while writing leaves an earlier file at `path` untouched.
     """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent)
+    except OSError as error:
+        raise QuintetError(f"could not write {path}: {error.strerror or error}") from error
     os.close(handle)
     temporary = Path(name)
     try:

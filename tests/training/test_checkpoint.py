@@ -106,5 +106,5 @@ def test_a_full_disk_leaves_the_old_checkpoint(tmp_path: Path) -> None:
 
 def test_an_unwritable_place_is_an_error_for_people(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    with pytest.raises((QuintetError, NotADirectoryError)):
+    with pytest.raises(QuintetError, match="could not write"):
         save_tensors(tmp_path / "file" / "c", {"w": torch.ones(1)}, {})

@@ -9,9 +9,11 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -201,6 +203,32 @@ def test_a_metric_that_does_not_exist_is_named(tiny_recipe: dict[str, Any], tmp_
 def test_training_on_what_is_measured_is_refused(tiny_recipe: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(CorpusError, match="must not be trained on"):
         train(parse_recipe(tiny_recipe, ["data.train=test"]), tmp_path / "run", device="cpu")
+
+
+class Notes(Silent):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, message: str) -> None:
+        self.notes.append(message)
+
+
+def test_pictures_without_features_are_left_out_of_training_and_told(
+    tiny_recipe: dict[str, Any], make_corpus: Callable[[Path], Path], tmp_path: Path
+) -> None:
+    corpus = make_corpus(tmp_path / "corpus")
+    store = corpus / "features" / "toy"
+    ids, rows = read_json(store / "ids.json"), np.load(store / "rows.npy")
+    write_json(store / "ids.json", ids[:-2])  # the last two are training pictures
+    np.save(store / "rows.npy", rows[:-2])
+    display = Notes()
+    tiny_recipe["data"]["corpus"] = str(corpus)
+    assert train(parse_recipe(tiny_recipe), tmp_path / "run", device="cpu", display=display)["online"]["steps"] == 8
+    assert display.notes == [f"2 of 12 training pictures have no features and are left out, first {min(ids[-2:])!r}"]
+    write_json(store / "ids.json", ids[1:])  # the first one is a validation picture
+    np.save(store / "rows.npy", rows[1:])
+    with pytest.raises(CorpusError, match="no features for 1 of"):
+        train(parse_recipe(tiny_recipe), tmp_path / "again", device="cpu")
 
 
 def test_folders_that_hold_a_run_are_not_overwritten(tiny_recipe: dict[str, Any], tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -92,6 +92,13 @@ class Split:
         digest.update("".join(f"image\t{row.id}\t{row.group}\n" for row in self.images).encode())
         digest.update("".join(f"text\t{row.id}\t{row.group}\n" for row in self.texts).encode())
         return digest.hexdigest()
+
+    def without_images(self, dropped: Collection[str]) -> Split:
+        """The split without some images: their own texts go too, and groups that are left without either."""
+        images = [image for image in self.images if image.id not in dropped]
+        texts = [text for text in self.texts if text.image not in dropped]
+        left = {image.group for image in images} & {text.group for text in texts}
+        return _make_split(self.name, [group for group in self.groups if group in left], images, texts)
 
     def take_groups(self, codes: Sequence[int]) -> Split:
         """The split cut down to some of its groups, in the order given (folds, dev cuts, small trials)."""

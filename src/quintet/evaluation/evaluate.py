@@ -36,7 +36,7 @@ def encode_split(
     Batches are moved to `device`, where the matcher must be, and their codes to `keep`. With a `split` the number of
     rows is checked against it.
     """
-    with torch.no_grad(), _evaluation_mode(matcher):
+    with torch.no_grad(), evaluation_mode(matcher):
         images = _encode(matcher.encode_images, image_batches, device, keep, "image")
         texts = _encode(matcher.encode_texts, text_batches, device, keep, "text")
     if split is not None:
@@ -45,7 +45,7 @@ def encode_split(
 
 
 @contextmanager
-def _evaluation_mode(matcher: Matcher) -> Iterator[None]:
+def evaluation_mode(matcher: Matcher) -> Iterator[None]:
     """Evaluation mode, then every module back in the mode it was in (parts kept frozen stay frozen)."""
     modes = [(module, module.training) for module in matcher.modules()] if isinstance(matcher, nn.Module) else []
     for module, _ in modes:
@@ -98,7 +98,7 @@ def evaluate_members(
     score_block = member_scores(members, device)
     with ExitStack() as modes:
         for member in members:
-            modes.enter_context(_evaluation_mode(member.matcher))
+            modes.enter_context(evaluation_mode(member.matcher))
         ranks = rank_split(chosen, split, score_block, whole_tiles(block))
     place = device if device is not None else members[0].image_codes.device
     return Result(

@@ -42,6 +42,20 @@ class Direction:
         cut = [None if tensor is None else tensor[lines] for tensor in (self.caps, self.above)]
         return Direction(self.lists.part(lines), *cut)
 
+    def count_above(self, more: Tensor | None) -> None:
+        """Add counts that were made elsewhere."""
+        if self.above is not None and more is not None:
+            self.above += more.to(self.above.device)
+
+    def replace(self, lines: Tensor, again: Direction) -> None:
+        """Put in the lists and counts of these lines what a second look found."""
+        self.lists.rows[lines], self.lists.scores[lines] = again.lists.rows, again.lists.scores
+        if self.above is not None and again.above is not None:
+            self.above[lines] = again.above
+
+    def caps_of(self, lines: slice | Tensor) -> Tensor | None:
+        return None if self.caps is None else self.caps[lines]
+
     def drop_above(self, lines: Tensor, scores: Tensor) -> Tensor | None:
         """(p,) bool: which candidates stay, the others counted; None: all stay."""
         if self.caps is None or self.above is None:
@@ -70,8 +84,10 @@ class ExactSweep:
     `final` replaces the scores of the few candidates that come that far (by default they are what they are).
     """
 
-    def __init__(self, source: Source, exclusions: Exclusions, width: int, entries: int, final: Final | None = None) -> None:
-        self.source, self.exclusions, self.width, self.entries, self.final = source, exclusions, width, entries, final
+    def __init__(
+        self, source: Source, exclusions: Exclusions, shape: tuple[int, int], entries: int, final: Final | None = None
+    ) -> None:
+        self.source, self.exclusions, self.shape, self.entries, self.final = source, exclusions, shape, entries, final
 
     def run(
         self,
@@ -82,8 +98,21 @@ class ExactSweep:
         progress: Callable[[int], None] | None = None,
     ) -> None:
         """`of_images` has a line for each of `images` (in order), `of_texts` one for each of `texts`."""
+        for start in range(0, count(images), self.shape[0]):
+            stop = min(start + self.shape[0], count(images))
+            lines = None if of_images is None else of_images.part(slice(start, stop))
+            self._stripe(part(images, start, stop), texts, lines, of_texts, progress)
+
+    def _stripe(
+        self,
+        images: Rows,
+        texts: Rows,
+        of_images: Direction | None,
+        of_texts: Direction | None,
+        progress: Callable[[int], None] | None,
+    ) -> None:
         image_rows = numbers(images)
-        for where, scores in self.source.blocks(images, texts, self.width):
+        for where, scores in self.source.blocks(images, texts, self.shape[1]):
             text_rows = numbers(part(texts, where.start, where.stop))
             row, column = self.exclusions.inside(image_rows, text_rows)
             scores[torch.from_numpy(row).to(scores.device), torch.from_numpy(column).to(scores.device)] = -torch.inf

@@ -11,6 +11,7 @@ import math
 import torch
 from torch import Tensor
 
+from quintet.errors import QuintetError
 from quintet.mining.source import Rows
 
 CHUNK_BYTES = 2**28
@@ -29,8 +30,10 @@ class Embeddings:
         rows = max(1, CHUNK_BYTES // (16 * embedding.shape[1]))
         chunks = [slice(start, min(start + rows, len(embedding))) for start in range(0, len(embedding), rows)]
         self.norm = max(float(self._float(chunk).norm(dim=1).max()) for chunk in chunks)
+        if not math.isfinite(self.norm):
+            raise QuintetError("an embedding is not finite; look for NaN or infinity in the features or the weights")
         # A power of two, so that scaling changes no bit but the exponent, and no product overflows.
-        self.scale = 2.0 ** -math.ceil(math.log2(self.norm)) if 0 < self.norm < math.inf else 1.0
+        self.scale = 2.0 ** -math.ceil(math.log2(self.norm)) if self.norm else 1.0
         self.lost = max(
             float((self._float(chunk) - self._round(chunk).float() / self.scale).norm(dim=1).max()) for chunk in chunks
         )
@@ -98,7 +101,14 @@ class Products:
 
 
 def floor_in(dtype: torch.dtype, floor: Tensor) -> Tensor:
-    """`floor` in a coarser type, rounded down: what reached it before reaches it still."""
+    """`floor` in a coarser type, rounded down: what reached it before reaches it still.
+
+    >>> floor = torch.tensor([0.1, -0.3, 0.5])
+    >>> bool((floor_in(torch.bfloat16, floor).float() <= floor).all())
+    True
+    """
+    if dtype == torch.float32:
+        return floor
+    lower = floor - 2 * ROUNDOFF[dtype] * floor.abs() - 2.0**-23  # the last term: float16 is coarser near zero
     coarse = floor.to(dtype)
-    too_high = coarse.float() > floor
-    return torch.where(too_high, torch.nextafter(coarse, torch.full_like(coarse, -torch.inf)), coarse)
+    return torch.where(coarse.float() > floor, lower.to(dtype), coarse)

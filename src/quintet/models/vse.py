@@ -181,7 +181,7 @@ def build_vse(
         raise RecipeError(
             f"matcher 'vse++': tower {tower!r} gives {model.dim} channels; leave image_dim={image_dim} out"
         )
-    trainable = not is_trained(tower, tower_weights) if tower_trainable is None else tower_trainable
+    trainable = not is_trained(tower, tower_weights, tower_pretrained) if tower_trainable is None else tower_trainable
     fragments = FragmentEncoder(model.dim, embed_dim, pooling, projection, dropout)
     return VSE(PixelEncoder(model, fragments, trainable), text_encoder, embed_dim, image_input="pixels")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,7 @@ class TrainingData:
         return PictureImages(self.corpus, matcher.preprocess, change)
 
 
-def open_data(recipe: Recipe) -> TrainingData:
+def open_data(recipe: Recipe, note: Callable[[str], None]) -> TrainingData:
     """Open the corpus and check that everything the recipe needs is there, before anything is trained."""
     data = recipe.data
     if data.corpus is None:
@@ -67,7 +68,11 @@ def open_data(recipe: Recipe) -> TrainingData:
     store = None
     if data.features is not None:
         store = FeatureStore(corpus.root / "features" / data.features)
-        store.require([image.id for image in (*train.images, *validation.images)])
+        store.require([image.id for image in validation.images])  # what is measured stays whole
+        lacking = {image.id for image in train.images if image.id not in store}
+        if lacking:
+            note(f"{len(lacking)} of {len(train.images)} training pictures have no features and are left out, first {min(lacking)!r}")
+            train = train.without_images(lacking)
     return TrainingData(corpus, train, validation, store)
 
 

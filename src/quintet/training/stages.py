@@ -37,8 +37,9 @@ def train(recipe: Recipe, out: Path | str, *, device: str = "auto", display: Dis
         raise RunError(
             f"{out} holds a run already; resume it with `quintet train --resume {out}`, or choose another folder"
         )
+    display = display or Silent()
     with _processes(device) as place:
-        data = open_data(recipe)
+        data = open_data(recipe, display.note)
         tokenizer = build_tokenizer(recipe.data.tokenizer, data.train)
         model = complete_model(recipe, data, tokenizer)
         if processes.is_first():
@@ -52,7 +53,7 @@ def train(recipe: Recipe, out: Path | str, *, device: str = "auto", display: Dis
                 corpus=data.corpus.root,
             )
         processes.barrier()
-        return _run_stages(recipe, out, data, tokenizer, place, display or Silent())
+        return _run_stages(recipe, out, data, tokenizer, place, display)
 
 
 def resume(out: Path | str, *, device: str = "auto", display: Display | None = None) -> dict[str, Any]:
@@ -63,11 +64,12 @@ def resume(out: Path | str, *, device: str = "auto", display: Display | None = N
         return {name: summary for name, summary in head.get("stages", {}).items()}
     if not (out / "tokenizer.json").is_file() or not (out / "recipe.yaml").is_file():
         raise RunError(f"{out} stopped before its first step and cannot be resumed; remove the folder and train again")
+    display = display or Silent()
     with _processes(device) as place:
         recipe = load_recipe(out / "recipe.yaml")
-        data = open_data(recipe)
+        data = open_data(recipe, display.note)
         tokenizer = load_tokenizer(out / "tokenizer.json")
-        return _run_stages(recipe, out, data, tokenizer, place, display or Silent())
+        return _run_stages(recipe, out, data, tokenizer, place, display)
 
 
 def _run_stages(

@@ -1,0 +1,73 @@
+"""What a mining that was killed has finished: one file for each stripe of images, complete or absent."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+
+from quintet import processes
+from quintet.errors import QuintetError
+from quintet.files import complete_or_absent, read_json, write_json
+
+FORMAT, VERSION = "quintet-mining-journal", 1
+_NAME = re.compile(r"images-(\d+)-(\d+)\.npz")
+
+
+class Journal:
+    """A folder of stripes. All processes of one mining share it; `settings` say which mining it belongs to."""
+
+    def __init__(self, folder: Path | str, settings: dict[str, Any]) -> None:
+        self.folder = Path(folder)
+        head = self.folder / "journal.json"
+        if processes.is_first() and not head.is_file():
+            write_json(head, {"format": FORMAT, "version": VERSION, "settings": settings})
+        processes.barrier()
+        known = read_json(head)
+        if known.get("format") != FORMAT or known.get("version") != VERSION:
+            raise QuintetError(f"{self.folder} is not a mining journal of this version; choose another folder")
+        different = sorted(key for key in settings | known["settings"] if settings.get(key) != known["settings"].get(key))
+        if different:
+            raise QuintetError(
+                f"the journal {self.folder} belongs to another mining (it differs in {', '.join(different)}); remove it "
+                "to start again, or choose another folder"
+            )
+        found = (_NAME.fullmatch(path.name) for path in self.folder.iterdir())
+        self.finished = sorted((int(match[1]), int(match[2])) for match in found if match)
+        processes.barrier()  # nobody adds a stripe before everybody has counted
+
+    def to_do(self, images: int, size: int) -> list[slice]:
+        """The stripes of up to `size` images that are not finished yet."""
+        edges = [(0, 0), *self.finished, (images, images)]
+        gaps = [(before[1], after[0]) for before, after in zip(edges, edges[1:], strict=False)]
+        return [slice(start, min(start + size, high)) for low, high in gaps for start in range(low, high, size)]
+
+    def write(self, images: slice, arrays: dict[str, np.ndarray]) -> None:
+        self.keep(f"images-{images.start:09d}-{images.stop:09d}", arrays)
+
+    def read(self, start: int, stop: int) -> dict[str, np.ndarray]:
+        arrays = self.kept(f"images-{start:09d}-{stop:09d}")
+        assert arrays is not None  # it is one of `finished`
+        return arrays
+
+    def keep(self, name: str, arrays: dict[str, np.ndarray]) -> None:
+        with complete_or_absent(self.folder / f"{name}.npz") as temporary, temporary.open("wb") as file:
+            np.savez(file, allow_pickle=False, **arrays)
+
+    def kept(self, name: str) -> dict[str, np.ndarray] | None:
+        """What `keep` wrote under this name, or None."""
+        path = self.folder / f"{name}.npz"
+        if not path.is_file():
+            return None
+        try:
+            with np.load(path, allow_pickle=False) as arrays:
+                return dict(arrays)
+        except (OSError, ValueError, BadZipFile) as error:
+            raise QuintetError(f"{path} is damaged ({error}); remove it to mine this part again") from None
+
+    def remove(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)

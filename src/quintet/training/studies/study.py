@@ -1,0 +1,164 @@
+"""What a study consists of: variants of a recipe, and the tables that compare them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quintet.evaluation.metrics import RECALLS
+from quintet.training.recipe import Recipe, parse_recipe
+
+MARK = "@"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way of training: the content of a recipe, seed aside.
+
+    A text in it such as "@online" stands for the run folder of the variant `online` of the same seed, so that a run can
+    mine with another one, or start from it.
+
+    >>> Variant("second", "Second", {"stages": [{"init": "@first", "negatives": {"from": "@first"}}]}).needs
+    ('first',)
+    """
+
+    key: str  # names its folders
+    label: str  # names it in tables
+    recipe: Mapping[str, Any]
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The variants that must have been trained before."""
+        return tuple(dict.fromkeys(text[1:] for text in _texts(self.recipe) if text.startswith(MARK)))
+
+    def content(self, seed: int) -> dict[str, Any]:
+        """The whole recipe with its defaults, as JSON values; the marks stay."""
+        recipe = parse_recipe(copy.deepcopy(dict(self.recipe)) | {"seed": seed}, where=f"variant {self.key!r}")
+        content = recipe.model_dump(mode="json", by_alias=True)
+        if recipe.data.corpus is not None:
+            content["data"]["corpus"] = str(recipe.data.corpus.resolve())
+        return content
+
+    def recipe_for(self, seed: int, folders: Mapping[str, Path]) -> Recipe:
+        """The recipe to train; `folders` are the run folders of the variants it needs."""
+        return parse_recipe(_replaced(self.content(seed), folders), where=f"variant {self.key!r}")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a table: a variant, under a label that may differ from its own."""
+
+    variant: str
+    label: str
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A table of metrics. `compare`: the variant whose difference stands in parentheses behind each number."""
+
+    title: str
+    rows: tuple[Row, ...]
+    columns: tuple[str, ...] = (*RECALLS, "rsum")
+    compare: str | None = None
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of an extra table: a key of its rows, its heading and how a number is written."""
+
+    key: str
+    heading: str
+    form: str = "{}"
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What an extra measurement may look at: the runs and recipes of one seed, by variant."""
+
+    folders: Mapping[str, Path]
+    recipes: Mapping[str, Recipe]
+    device: str
+
+
+@dataclass(frozen=True)
+class Extra:
+    """A measurement beside the retrieval metrics, such as seconds per batch: rows of a table of its own."""
+
+    key: str
+    title: str
+    columns: tuple[Column, ...]
+    needs: tuple[str, ...]
+    measure: Callable[[Trained], list[dict[str, Any]]]
+
+
+@dataclass(frozen=True)
+class Study:
+    """Variants in an order in which they can be trained, and what is made of them."""
+
+    name: str
+    base: str  # the recipe that all variants change
+    reference: str  # the variant that all are compared with
+    variants: tuple[Variant, ...]
+    tables: tuple[Layout, ...]
+    extras: tuple[Extra, ...] = ()
+
+    def __post_init__(self) -> None:
+        known: set[str] = set()
+        for variant in self.variants:
+            if variant.key in known:
+                raise ValueError(f"two variants are called {variant.key!r}")
+            late = [key for key in variant.needs if key not in known]
+            if late:
+                raise ValueError(f"variant {variant.key!r} needs {late[0]!r}, which must stand before it")
+            known.add(variant.key)
+        wanted = {self.reference} | {row.variant for table in self.tables for row in table.rows}
+        wanted |= {table.compare for table in self.tables if table.compare} | {k for e in self.extras for k in e.needs}
+        if wanted - known:
+            raise ValueError(f"there is no variant {sorted(wanted - known)[0]!r} in study {self.name!r}")
+
+    def variant(self, key: str) -> Variant:
+        return next(variant for variant in self.variants if variant.key == key)
+
+
+def differences(old: Any, new: Any, path: str = "") -> Iterator[str]:
+    """Where two contents differ, as sentences.
+
+    >>> list(differences({"a": {"b": 1}, "c": 2}, {"a": {"b": 3}, "c": 2}))
+    ['a.b is 1, not 3']
+    """
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in dict.fromkeys((*old, *new)):
+            yield from differences(old.get(key), new.get(key), f"{path}.{key}" if path else str(key))
+    elif _is_list(old) and _is_list(new) and len(old) == len(new):
+        for number, (one, other) in enumerate(zip(old, new, strict=True)):
+            yield from differences(one, other, f"{path}.{number}")
+    elif old != new:
+        yield f"{path} is {old!r}, not {new!r}"
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for inner in value.values():
+            yield from _texts(inner)
+    elif _is_list(value):
+        for inner in value:
+            yield from _texts(inner)
+
+
+def _replaced(value: Any, folders: Mapping[str, Path]) -> Any:
+    if isinstance(value, str) and value.startswith(MARK):
+        return str(folders[value[1:]].resolve())
+    if isinstance(value, Mapping):
+        return {key: _replaced(inner, folders) for key, inner in value.items()}
+    if _is_list(value):
+        return [_replaced(inner, folders) for inner in value]
+    return value
