@@ -18,6 +18,7 @@ import pytest
 import torch
 import yaml
 
+from quintet.data.negatives import NegativeLists
 from quintet.errors import CorpusError, RecipeError, RunError, TrainingError
 from quintet.files import read_json, read_jsonl, write_json
 from quintet.training.checkpoint import load_tensors
@@ -129,6 +130,50 @@ def test_kill_minus_nine_at_random_moments(tiny_recipe: dict[str, Any], tmp_path
         assert process.returncode == -signal.SIGKILL, errors
     assert kills >= 2
     assert_same_run(tmp_path / "whole", run, ("online",))
+
+
+def with_offline_round(recipe: dict[str, Any]) -> dict[str, Any]:
+    """AOQ's second round: from scratch, with negatives that the first stage mined."""
+    second = copy.deepcopy(recipe["stages"][0]) | {
+        "name": "offline",
+        "loss": {"quintuplet": {"variant": "adaptive"}},
+        "negatives": {"from": "online", "top_texts": 10, "top_images": 5},
+    }
+    recipe["stages"].append(second)
+    return recipe
+
+
+def test_a_second_round_mines_with_the_first_and_trains_on_it(tiny_recipe: dict[str, Any], tmp_path: Path) -> None:
+    recipe = parse_recipe(with_offline_round(tiny_recipe))
+    train(recipe, tmp_path / "run", device="cpu")
+    lists = NegativeLists.open(tmp_path / "run" / "stages" / "offline" / "negatives")
+    assert lists.texts.shape == (12, 10)
+    assert lists.manifest["matcher"]["name"] == "tiny"
+    rows = [row for row in log_rows(tmp_path / "run", "offline") if row["kind"] == "train"]
+    assert all("quintuplet.offline_pair" in row for row in rows)
+    teacher = parse_recipe(tiny_recipe, [f"stages.offline.negatives.from={tmp_path / 'run'}"])
+    train(teacher, tmp_path / "taught", device="cpu")
+    taught = NegativeLists.open(tmp_path / "taught" / "stages" / "offline" / "negatives")
+    assert taught.manifest["matcher"]["weights"] != lists.manifest["matcher"]["weights"]
+
+
+@pytest.mark.parametrize("line", [5, 9])
+def test_a_second_round_resumes_bit_for_bit(tiny_recipe: dict[str, Any], tmp_path: Path, line: int) -> None:
+    tiny_recipe["stages"][0] |= {"log_every": 1, "checkpoint_every": 3}
+    recipe = parse_recipe(with_offline_round(tiny_recipe))
+    train(recipe, tmp_path / "whole", device="cpu")
+    with pytest.raises(InterruptedError):
+        train(recipe, tmp_path / "stopped", device="cpu", display=StopAt(line))
+    resume(tmp_path / "stopped", device="cpu")
+    assert_same_run(tmp_path / "whole", tmp_path / "stopped", ("online", "offline"))
+
+
+def test_negatives_of_a_later_stage_or_without_any_are_refused(tiny_recipe: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="has not run by then"):
+        parse_recipe(with_offline_round(copy.deepcopy(tiny_recipe)), ["stages.offline.negatives.from=offline"])
+    tiny_recipe["stages"][0]["loss"] = {"quintuplet": {}}
+    with pytest.raises(RecipeError, match="negatives"):
+        train(parse_recipe(tiny_recipe), tmp_path / "run", device="cpu")
 
 
 def test_stages_start_where_they_say(tiny_recipe: dict[str, Any], tmp_path: Path) -> None:

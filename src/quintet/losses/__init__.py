@@ -11,5 +11,6 @@ OBJECTIVES = Registry(
         "triplet": "quintet.losses.triplet:TripletObjective",
         "quintuplet": "quintet.losses.quintuplet_objective:QuintupletObjective",
         "caption": "quintet.losses.caption:CaptionObjective",
+        "relation": "quintet.losses.relation:RelationObjective",
     },
 )

@@ -246,4 +246,5 @@ def half_shape(memory: int, images: int, texts: int, samples: tuple[Sample, Samp
     rows = max(1, rows // 256 * 256 or rows)
     columns = int(min(memory // 4 // (4 * rows), texts, 2**29 // rows))
     columns = max(1, columns // 256 * 256 or columns)
-    return HalfShape(rows, columns, capacity=entries, pending=entries)
+    capacity = min(entries, int(4 * rows * (of_image + of_text)) + 2**16)  # a stripe with far more is a strange one
+    return HalfShape(rows, columns, capacity, pending=entries)

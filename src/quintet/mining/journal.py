@@ -56,7 +56,7 @@ class Journal:
 
     def keep(self, name: str, arrays: dict[str, np.ndarray]) -> None:
         with complete_or_absent(self.folder / f"{name}.npz") as temporary, temporary.open("wb") as file:
-            np.savez(file, allow_pickle=False, **arrays)
+            np.savez(file, **arrays)  # type: ignore[arg-type]  # names come from here
 
     def kept(self, name: str) -> dict[str, np.ndarray] | None:
         """What `keep` wrote under this name, or None."""

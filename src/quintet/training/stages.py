@@ -26,6 +26,7 @@ from quintet.training.checkpoint import load_tensors
 from quintet.training.devices import pick_device
 from quintet.training.logs import Display, Silent
 from quintet.training.loop import StageTrainer
+from quintet.training.negatives import stage_negatives
 from quintet.training.recipe import Recipe, StageRecipe, load_recipe, recipe_yaml
 from quintet.training.run import finish_run, load_weights, read_head, start_run
 
@@ -83,7 +84,7 @@ def _run_stages(
         if (folder / "done.json").is_file():
             summaries[stage.name] = read_json(folder / "done.json")
         else:
-            trainer = _make_trainer(recipe, number, stage, model, data, tokenizer, folder, previous, device, display)
+            trainer = _make_trainer(recipe, number, stage, model, data, tokenizer, out, previous, device, display)
             summaries[stage.name] = trainer.run(resume=True)
         previous = folder / "selected.safetensors"
     assert previous is not None
@@ -100,11 +101,12 @@ def _make_trainer(
     model: dict[str, Any],
     data: TrainingData,
     tokenizer: Tokenizer,
-    folder: Path,
+    out: Path,
     previous: Path | None,
     device: torch.device,
     display: Display,
 ) -> StageTrainer:
+    folder = out / "stages" / stage.name
     # The same first weights whether or not an earlier stage ran in this process; dropout differs between processes.
     torch.manual_seed(_mix(recipe.seed, number, 0))
     matcher = build_matcher(model, recipe.data.tokenizer, tokenizer, recipe.seed)
@@ -112,6 +114,12 @@ def _make_trainer(
     if weights is not None:
         load_weights(matcher, weights, Path(stage.init))
     objective = build_objective(stage, matcher, tokenizer, data)
+    negatives = None
+    if stage.negatives is not None:
+        names = [earlier.name for earlier in recipe.stages]
+        negatives = stage_negatives(
+            stage.negatives, out=out, stages=names, folder=folder, data=data, device=device, display=display
+        )
     torch.manual_seed(_mix(recipe.seed, number, 1 + processes.rank()))
     return StageTrainer(
         stage,
@@ -125,6 +133,7 @@ def _make_trainer(
         augment=recipe.data.augment,
         workers=recipe.data.workers,
         display=display,
+        negatives=negatives,
     )
 
 

@@ -106,7 +106,9 @@ def random_scene(rng: np.random.Generator) -> Scene:
     while True:
         count = pick(rng, (1, 2, 2, 2, 2, 2, 3, 3, 3, 4))
         layout = pick(rng, LAYOUTS[count])
-        scene = Scene(pick(rng, tuple(BACKGROUNDS)), layout, tuple(_random_group(rng) for _ in range(count)))
+        background = pick(rng, tuple(BACKGROUNDS))
+        colours = [colour for colour in COLOURS if colour not in BACKGROUNDS[background]]
+        scene = Scene(background, layout, tuple(_random_group(rng, colours) for _ in range(count)))
         if layout == "inside":
             inner, outer = scene.groups
             outer = replace(outer, shape=pick(rng, HOLLOWS), size="large", texture="plain", count=1)
@@ -115,10 +117,10 @@ def random_scene(rng: np.random.Generator) -> Scene:
             return scene
 
 
-def _random_group(rng: np.random.Generator) -> Group:
+def _random_group(rng: np.random.Generator, colours: list[str]) -> Group:
     return Group(
         shape=pick(rng, SHAPES),
-        colour=pick(rng, COLOURS),
+        colour=pick(rng, colours),
         size=pick(rng, SIZES),
         texture=pick(rng, ("plain", "plain", *TEXTURES)),
         count=pick(rng, (1, 1, 1, 2, 2, 3, 4)),

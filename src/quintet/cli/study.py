@@ -1,0 +1,191 @@
+"""`quintet study`."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.console import Console
+from typer.core import TyperCommand
+
+from quintet.cli.display import TrainingDisplay
+from quintet.errors import RecipeError, suggest
+
+if TYPE_CHECKING:
+    import click
+
+    from quintet.training.recipe import Recipe
+
+LISTS = ("--seeds", "--top", "--alpha", "--beta", "--batch-size", "--protocol")
+_VALUE = re.compile(r"\d+(\.\d+)?")
+
+
+class StudyCommand(TyperCommand):
+    """Options that take several values: `--seeds 0 1 2` is `--seeds 0,1,2`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, joined(args))
+
+
+def joined(arguments: list[str]) -> list[str]:
+    """Values that follow a list option become one argument; the first must be there, further ones look like numbers.
+
+    >>> joined(["aoq", "--seeds", "0", "1", "2", "seed=3", "--protocol", "5fold", "5k", "--alpha", ".2"])
+    ['aoq', '--seeds', '0,1,2', 'seed=3', '--protocol', '5fold,5k', '--alpha', '.2']
+    """
+    found: list[str] = []
+    option = ""
+    for argument in arguments:
+        more = option and "=" not in argument and not argument.startswith("-")
+        if more and found[-1] == option:
+            found.append(argument)
+        elif more and (_VALUE.fullmatch(argument) or option == "--protocol"):
+            found[-1] += f",{argument}"
+        else:
+            option = argument if argument in LISTS else ""
+            found.append(argument)
+    return found
+
+
+def study_command(
+    name: str | None = typer.Argument(None, help="The study; `--list` shows them."),
+    overrides: list[str] | None = typer.Argument(
+        None, metavar="[KEY=VALUE]...", help="Any field of the base recipe, as in stages.*.epochs=5."
+    ),
+    corpus: Path | None = typer.Option(None, help="The corpus to train and measure on."),
+    recipe: str | None = typer.Option(None, help="The base recipe: a shipped one or a YAML file."),
+    matcher: str | None = typer.Option(
+        None, help="Instead of --recipe: scan, bfan, vsrn, vse++; the corpus does the rest."
+    ),
+    out: Path | None = typer.Option(
+        None, "--out", "-o", help="The folder of the study; the same again goes on with it."
+    ),
+    seeds: str = typer.Option("3", metavar="N | SEED SEED...", help="How many seeds, or which ones."),
+    seed: int | None = typer.Option(None, min=0, help="This one seed only."),
+    protocol: str = typer.Option("full", metavar="NAME...", help="full, 5fold (COCO 1K), 5k (COCO 5K), identity."),
+    ablations: bool = typer.Option(
+        False, "--ablations", help="aoq: the rows of the paper's Table 3, and squared terms."
+    ),
+    top: str | None = typer.Option(
+        None, metavar="H...", help="aoq: lengths of the lists of texts, as in 200 500 1000."
+    ),
+    alpha: str | None = typer.Option(None, metavar="A...", help="aoq: values of alpha, as in 0.2 0.5."),
+    beta: str | None = typer.Option(None, metavar="B...", help="aoq: values of beta, as in 1.0 2.0."),
+    batch_size: str | None = typer.Option(None, metavar="N...", help="aoq: batch sizes of the online loss, as in 192."),
+    timing: bool = typer.Option(False, "--timing", help="aoq: seconds per batch of each loss."),
+    block: int = typer.Option(1024, min=1, help="Images and texts scored at a time when measuring: memory only."),
+    bootstrap: int = typer.Option(1000, min=0, help="Resamples behind the intervals of each result; 0: none."),
+    device: str = typer.Option("auto", help="cpu, cuda, cuda:1 ...; auto takes a GPU where there is one."),
+    list_all: bool = typer.Option(False, "--list", help="List the studies."),
+    as_json: bool = typer.Option(False, "--json", help="Print the summary as JSON and nothing else."),
+) -> None:
+    """Train what a paper's tables compare, under one set of seeds, and fill in the tables.
+
+    `quintet study aoq --corpus corpora/scenes --matcher vsrn --seeds 3 -o studies/aoq-vsrn`
+
+    Finished runs are kept and unfinished ones resumed: the same command goes on after a stop, and trains nothing when all
+    is there. OUT/tables.md has the tables, OUT/summary.json all numbers.
+    """
+    if list_all:
+        _list(as_json)
+        return
+    if name is None or out is None:
+        raise RecipeError("name a study and a folder: `quintet study aoq --corpus CORPUS --matcher vsrn -o OUT`")
+    options = {
+        "ablations": ablations,
+        "top": _numbers("--top", top, int),
+        "alpha": _numbers("--alpha", alpha, float),
+        "beta": _numbers("--beta", beta, float),
+        "batch_size": _numbers("--batch-size", batch_size, int),
+        "timing": timing,
+    }
+    from quintet.training.studies import STUDIES
+    from quintet.training.studies.engine import Settings, run_study
+
+    STUDIES.builder(name)  # a typo is answered before anything is opened
+    base = _base(name, recipe, matcher, corpus, overrides or [])
+    study = STUDIES.create(name, base=base, **{key: value for key, value in options.items() if value})
+    settings = Settings(
+        seeds=(seed,) if seed is not None else _seeds(seeds),
+        protocols=tuple(part.strip() for part in protocol.split(",") if part.strip()),
+        device=device,
+        block=block,
+        bootstrap=bootstrap,
+    )
+    console = Console(stderr=True, quiet=as_json)
+    with TrainingDisplay(console) as display:
+
+        def announce(message: str) -> None:
+            console.rule(_escape(message), align="left")
+
+        summary = run_study(study, out, settings, display=display, announce=announce)
+    if as_json:
+        print(json.dumps(summary, ensure_ascii=False))
+        return
+    print((out / "tables.md").read_text(encoding="utf-8"))
+    console.print(f"written: {out / 'tables.md'} and {out / 'summary.json'}", highlight=False, soft_wrap=True)
+
+
+def _list(as_json: bool) -> None:
+    from quintet.cli.lists import _first_line, _show
+    from quintet.training.studies import STUDIES
+
+    _show({name: _first_line(STUDIES.builder(name)) for name in STUDIES.names()}, ("study", "what it trains"), as_json)
+
+
+def _base(study: str, recipe: str | None, matcher: str | None, corpus: Path | None, overrides: list[str]) -> Recipe:
+    from quintet.training.recipe import load_recipe
+
+    if (recipe is None) == (matcher is None):
+        raise RecipeError("name the base recipe with --recipe, or choose it with --matcher (one of the two)")
+    if recipe is None:
+        recipe = recipe_of(study, str(matcher), corpus)
+    return load_recipe(recipe, [*overrides, *([f"data.corpus={json.dumps(str(corpus))}"] if corpus else [])])
+
+
+def recipe_of(study: str, matcher: str, corpus: Path | None) -> str:
+    """The shipped recipe of a matcher for this corpus: the study's own (aoq-vsrn-scenes) before a plain one (vsrn-scenes)."""
+    from quintet.data.corpus import Corpus
+    from quintet.training.recipe import list_recipes
+
+    if corpus is None:
+        raise RecipeError("--matcher chooses the recipe by the corpus: add --corpus FOLDER, or name the recipe")
+    shipped = list_recipes()
+    kinds = dict.fromkeys((Corpus.open(corpus).name, corpus.name))
+    short = matcher.lower().replace("+", "")
+    for wanted in [f"{prefix}{short}-{kind}" for prefix in (f"{study}-", "") for kind in kinds]:
+        if wanted in shipped:
+            return wanted
+    fitting = [name for name in shipped if f"-{short}-" in f"-{name}"]
+    if not fitting:
+        raise RecipeError(f"no shipped recipe is for matcher {matcher!r}; {suggest(short, _matchers(shipped))}")
+    raise RecipeError(
+        f"there is no shipped recipe of {matcher} for corpus {next(iter(kinds))!r}; take one of another corpus as the base, "
+        f"with --recipe: {', '.join(fitting)}"
+    )
+
+
+def _matchers(recipes: dict[str, str]) -> list[str]:
+    return sorted({name.removeprefix("aoq-").partition("-")[0] for name in recipes})
+
+
+def _seeds(text: str) -> tuple[int, ...]:
+    found = _numbers("--seeds", text, int)
+    return tuple(range(found[0])) if len(found) == 1 else found
+
+
+def _numbers(option: str, text: str | None, kind: type) -> tuple[Any, ...]:
+    try:
+        return tuple(kind(part) for part in re.split(r"[,\s]+", text.strip()) if part) if text else ()
+    except ValueError:
+        what = "whole numbers" if kind is int else "numbers"
+        raise RecipeError(f"{option} takes {what} with spaces or commas between them, got {text!r}") from None
+
+
+def _escape(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)

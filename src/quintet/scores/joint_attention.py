@@ -1,0 +1,179 @@
+"""MMCA's second score, i1 . c1 of every pair: joint attention, the rest of the Transformer unit, pooling (Eq. 11 to 14).
+
+Block by block: memory follows the budget, not the number of pairs. When gradients are wanted and there is more than one
+block, nothing of a block is kept for the backward pass; it is computed again there.
+
+Letters in shapes: I pictures of k regions, T sentences of m words, n pairs, d channels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils.checkpoint import checkpoint
+
+from quintet.codes import Codes
+from quintet.layers.normalize import l2norm
+from quintet.layers.text_cnn import TextCNN
+from quintet.layers.transformer_unit import TransformerUnit
+from quintet.scores.gram import Precision, widen
+from quintet.scores.joint_tokens import JointTokens, mix
+from quintet.scores.sides import Group, Side, fragments_of
+
+# Bytes for the working tensors of one block, by device and by whether gradients are wanted.
+_BUDGETS = {("cpu", False): 64 << 20, ("cpu", True): 256 << 20, ("cuda", False): 2 << 30, ("cuda", True): 2 << 30}
+
+
+@dataclass(frozen=True)
+class JointScorer:
+    """What the cross-attention module computes with: its unit, its text CNN, and how.
+
+    `precision`: "bfloat16" does the work of a pair in half precision (sums and the last products stay in float32).
+    `budget` bounds the bytes of a block's working tensors and changes no score. `recompute=False` keeps all blocks for
+    the backward pass: faster, for those who have the memory.
+    """
+
+    unit: TransformerUnit
+    pool: TextCNN
+    precision: Precision = "float32"
+    budget: int | None = None
+    recompute: bool = True
+
+    def __call__(self, image_codes: Codes, text_codes: Codes, *, paired: bool = False) -> Tensor:
+        """(I, T): i1 . c1 of every pair; with `paired`, (n,): of row i and row i."""
+        images, texts = fragments_of(image_codes), fragments_of(text_codes)
+        if paired and len(images) != len(texts):
+            raise ValueError(f"pairs need as many images as texts, got {len(images)} and {len(texts)}")
+        if not len(images) or not len(texts):
+            return widen(images).new_zeros(len(images) if paired else (len(images), len(texts)))
+        with torch.autocast(images.device.type, enabled=False):
+            work = _Work(self, _dtype(images, self.precision), self._wants_grad(images, texts), paired)
+            return (_row_blocks if paired else _all_blocks)(work, image_codes, text_codes)
+
+    def _wants_grad(self, *fragments: Tensor) -> bool:
+        learned = (*self.unit.rest.parameters(), *self.pool.parameters())
+        return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (*fragments, *learned))
+
+
+class _Work:
+    """One call of the scorer: weights in the type of the work, and a block's score from its fragments."""
+
+    def __init__(self, scorer: JointScorer, dtype: torch.dtype, wants_grad: bool, paired: bool) -> None:
+        self.scorer, self.dtype, self.wants_grad, self.paired = scorer, dtype, wants_grad, paired
+        self.rest = _cast(scorer.unit.rest, dtype)
+        self.pool = _cast(scorer.pool, dtype)
+        self.keeps_random = any(
+            isinstance(part, nn.Dropout) and part.p > 0 and part.training for part in scorer.unit.modules()
+        )
+
+    def pairs_in_budget(self, fragments: Tensor, regions: int, words: int) -> int:
+        """How many pairs of so many regions and words a block may have."""
+        budget = self.scorer.budget
+        if budget is None:
+            budget = _BUDGETS["cpu" if fragments.device.type == "cpu" else "cuda", self.wants_grad]
+        if budget < 1:
+            raise ValueError(f"the memory budget must be positive, got {budget} bytes")
+        return max(1, budget // (self.pair_elements(regions, words) * self.dtype.itemsize))
+
+    def pair_elements(self, regions: int, words: int) -> int:
+        """Numbers that live at once for one pair, about: all of a block where gradients are wanted."""
+        unit, pool = self.scorer.unit, self.scorer.pool
+        inner = unit.rest.ffn_in.out_features
+        grams = sum(window for window in pool.windows if window > 1) + 1
+        if self.wants_grad:
+            return (regions + words) * (12 * unit.dim + 3 * inner) + words * (grams * unit.dim + 9 * pool.filters)
+        return (regions + words) * (4 * unit.dim + inner) + words * (max(pool.windows) * unit.dim + 2 * pool.filters)
+
+    def block(self, images: Tensor, image_real: Tensor | None, texts: Tensor, text_real: Tensor | None) -> Tensor:
+        """Fragments and masks of a block -> (I, T), or (n,) where paired."""
+        if not self.wants_grad or not self.scorer.recompute:
+            return self._block(images, image_real, texts, text_real)
+        return checkpoint(  # type: ignore[no-any-return]
+            self._block,
+            images,
+            image_real,
+            texts,
+            text_real,
+            use_reentrant=False,
+            preserve_rng_state=self.keeps_random,
+        )
+
+    def _block(self, images: Tensor, image_real: Tensor | None, texts: Tensor, text_real: Tensor | None) -> Tensor:
+        regions, words = self._tokens(images), self._tokens(texts)
+        heads = self.scorer.unit.heads
+        # (T, I, k, d), or (n, 1, k, d) where paired
+        seen = mix(regions, words, text_real, heads=heads, paired=self.paired)
+        image = _mean(self.rest(self._spread(regions.x), seen), self._spread(image_real))  # (T, I, d)
+        del seen
+        # (I, T, m, d), or (n, 1, m, d)
+        read = mix(words, regions, image_real, heads=heads, paired=self.paired)
+        text = widen(self.pool(self.rest(self._spread(words.x), read), self._spread(text_real)))  # (I, T, d)
+        image = image if self.paired else image.transpose(0, 1)  # (I, T, d)
+        scores = (l2norm(image) * l2norm(text)).sum(dim=-1)
+        return scores[:, 0] if self.paired else scores
+
+    def _tokens(self, fragments: Tensor) -> JointTokens:
+        unit = self.scorer.unit
+        tokens = JointTokens.unpacked(fragments, unit.dim, unit.heads)
+        parts = {name: getattr(tokens, name).to(self.dtype) for name in ("x", "query", "key", "value", "own")}
+        return replace(tokens, **parts)  # z stays as precise as it is
+
+    def _spread(self, tensor: Any) -> Any:
+        """(n, L, ...) so that it goes with what the other side made of it: (n, 1, L, ...) where paired, else as it is."""
+        return tensor[:, None] if self.paired and tensor is not None else tensor
+
+
+def _all_blocks(work: _Work, image_codes: Codes, text_codes: Codes) -> Tensor:
+    image_side, text_side = Side.of(image_codes), Side.of(text_codes)
+    columns = []
+    for text_group, image_groups in _plan(work, image_side, text_side):
+        texts = text_side.take(text_group)
+        columns.append(torch.cat([work.block(*image_side.take(group), *texts) for group in image_groups]))
+    scores = torch.cat(columns, dim=1)  # (I, T), in the sides' order
+    return text_side.restore(image_side.restore(scores, dim=0), dim=1)
+
+
+def _plan(work: _Work, image_side: Side, text_side: Side) -> Iterator[tuple[Group, list[Group]]]:
+    """Groups of texts, each with the groups of images it meets."""
+    pairs = work.pairs_in_budget(image_side.fragments, image_side.longest, text_side.longest)
+    for text_group in text_side.groups(max(math.isqrt(pairs), pairs // len(image_side))):
+        most = work.pairs_in_budget(image_side.fragments, image_side.longest, text_group.length) // len(text_group)
+        yield text_group, image_side.groups(most)
+
+
+def _row_blocks(work: _Work, image_codes: Codes, text_codes: Codes) -> Tensor:
+    text_side = Side.of(text_codes)
+    same_order = torch.arange(len(text_codes)) if text_side.order is None else text_side.order.cpu()
+    image_side = Side.of(image_codes, order=same_order)
+    # Here the gathered fragments weigh as much as half a block's tensors do.
+    most = work.pairs_in_budget(image_side.fragments, image_side.longest, text_side.longest) // 2
+    parts = [
+        work.block(*image_side.take(image_side.group(group.start, group.stop)), *text_side.take(group))
+        for group in text_side.groups(most)
+    ]
+    return text_side.restore(torch.cat(parts), dim=0)  # (n,)
+
+
+def _cast(module: nn.Module, dtype: torch.dtype) -> Callable[..., Tensor]:
+    """The module with its weights in `dtype`, cast once for all blocks; gradients reach the weights themselves."""
+    weights = {name: parameter.to(dtype) for name, parameter in module.named_parameters()}
+    return lambda *inputs: functional_call(module, weights, inputs)
+
+
+def _mean(regions: Tensor, real: Tensor | None) -> Tensor:
+    """(..., k, d), (..., k) -> (..., d) over real regions, summed in float32 or wider (Eq. 5)."""
+    wide = widen(regions[..., :0, :0]).dtype
+    if real is None:
+        return regions.mean(dim=-2, dtype=wide)
+    total = regions.masked_fill(~real[..., None], 0).sum(dim=-2, dtype=wide)
+    return total / real.sum(dim=-1, keepdim=True).clamp(min=1).to(wide)
+
+
+def _dtype(fragments: Tensor, precision: Precision) -> torch.dtype:
+    return torch.bfloat16 if precision == "bfloat16" else widen(fragments[:0]).dtype

@@ -1,0 +1,254 @@
+"""Run a study: every variant under every seed, one run folder each, measured alike and summarised.
+
+OUT/runs/VARIANT-seedN/     the run, and study.json: what was asked, on which device, what the training noted
+OUT/results/                one result file and the ranks behind it per run and protocol
+OUT/summary.json            all numbers, from which OUT/tables.md is made
+
+A finished run is never trained again and an unfinished one is resumed, so a stopped study goes on by calling it again.
+A variant that fails is reported and does not stop the others.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from quintet.errors import QuintetError, RunError
+from quintet.evaluation.protocols import find_protocol
+from quintet.evaluation.result import provenance
+from quintet.files import read_json, write_json, write_text
+from quintet.training import stages
+from quintet.training.build import open_data
+from quintet.training.devices import pick_device
+from quintet.training.logs import Display, Silent
+from quintet.training.recipe import parse_recipe
+from quintet.training.run import file_checksum, read_head
+from quintet.training.studies.measure import Measurement, measure_run
+from quintet.training.studies.study import Extra, Study, Trained, Variant, differences
+from quintet.training.studies.summary import Outcome, Paired, summarise
+from quintet.training.studies.table import render_tables
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How often and how a study measures."""
+
+    seeds: tuple[int, ...] = (0,)
+    protocols: tuple[str, ...] = ("full",)
+    device: str = "auto"
+    block: int | tuple[int, int] = 1024
+    bootstrap: int = 1_000  # resamples behind the intervals of each result
+    resamples: int = 10_000  # of the paired tests
+
+
+def run_study(
+    study: Study,
+    out: Path | str,
+    settings: Settings | None = None,
+    *,
+    display: Display | None = None,
+    announce: Callable[[str], None] | None = None,
+) -> dict[str, Any]:
+    """Train and measure what is missing, write summary.json and tables.md, and return the summary."""
+    runner = _Runner(study, Path(out), settings or Settings(), display or Silent(), announce or (lambda _: None))
+    return runner.run()
+
+
+class _Runner:
+    def __init__(
+        self, study: Study, out: Path, settings: Settings, display: Display, announce: Callable[[str], None]
+    ) -> None:
+        self.study, self.out, self.settings, self.display, self.announce = study, out, settings, display, announce
+        self.outcomes: dict[tuple[str, int], Outcome] = {}
+        self.paired = Paired(study.reference, settings.resamples)
+        self.device = str(pick_device(settings.device))
+
+    def run(self) -> dict[str, Any]:
+        self._prepare()
+        total = len(self.settings.seeds) * len(self.study.variants)
+        summary: dict[str, Any] = {}
+        for seed in self.settings.seeds:
+            for variant in self.study.variants:
+                self.announce(f"{len(self.outcomes) + 1} of {total}: {variant.label}, seed {seed}")
+                self.outcomes[variant.key, seed] = self._one(variant, seed)
+            summary = self._write()
+        if self.study.extras:
+            summary = self._write({extra.key: self._extra(extra) for extra in self.study.extras})
+        return summary
+
+    def _prepare(self) -> None:
+        """Find out before the first training whether the last one could run."""
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise QuintetError(
+                "a study runs in one process; to use several devices, start it once per device with other seeds and "
+                "the same folder, and once more with all seeds when they have finished"
+            )
+        if not self.settings.seeds or len(set(self.settings.seeds)) != len(self.settings.seeds):
+            raise QuintetError(f"a study needs different seeds, got {list(self.settings.seeds)}")
+        for variant in self.study.variants:
+            for seed in self.settings.seeds:
+                self._check_folder(variant, seed)
+        recipe = parse_recipe(self.study.variants[0].content(self.settings.seeds[0]))
+        self.data = open_data(recipe, self.display.note)
+        self.split = self.data.corpus.split(recipe.data.test)
+        for protocol in self.settings.protocols:
+            find_protocol(protocol).parts(self.split)
+        if self.data.store is not None:
+            self.data.store.require([image.id for image in self.split.images])
+
+    def _check_folder(self, variant: Variant, seed: int) -> None:
+        """Refuse a run folder that was made for something else than is asked for now."""
+        content, folder = variant.content(seed), self.folder(variant.key, seed)
+        if not (folder / "study.json").is_file():
+            if (folder / "run.json").exists():
+                raise RunError(f"{folder} holds a run that no study made; choose another folder, or move it away")
+            return
+        made = parse_recipe(read_json(folder / "study.json")["recipe"], where=str(folder / "study.json"))
+        changed = list(differences(made.model_dump(mode="json", by_alias=True), content))
+        if changed:
+            raise RunError(
+                f"{folder} was made with other settings than are asked for now: {'; '.join(changed[:3])}; "
+                "choose another folder, or remove that run to train it again"
+            )
+
+    def folder(self, key: str, seed: int) -> Path:
+        return self.out / "runs" / f"{key}-seed{seed}"
+
+    def _one(self, variant: Variant, seed: int) -> Outcome:
+        missing = [key for key in variant.needs if self.outcomes[key, seed].status != "trained"]
+        if missing:
+            reason = f"needs {self.study.variant(missing[0]).label}, which did not finish"
+            return Outcome(variant.key, seed, "skipped", reason)
+        try:
+            self._train(variant, seed)
+            measured = self._measure(variant, seed)
+        except QuintetError as error:
+            return self._failed(variant, seed, str(error))
+        except torch.OutOfMemoryError as error:
+            torch.cuda.empty_cache()
+            return self._failed(variant, seed, f"out of memory: {str(error).partition('. ')[0]}")
+        notes = tuple(read_json(self.folder(variant.key, seed) / "study.json").get("notes", ()))
+        return Outcome(variant.key, seed, "trained", notes=notes, measured=measured)
+
+    def _failed(self, variant: Variant, seed: int, reason: str) -> Outcome:
+        self.display.note(f"{variant.label}, seed {seed}, failed: {reason}")
+        return Outcome(variant.key, seed, "failed", reason)
+
+    def _train(self, variant: Variant, seed: int) -> None:
+        folder = self.folder(variant.key, seed)
+        folders = {key: self.folder(key, seed) for key in variant.needs}
+        asked: dict[str, Any] = {
+            "study": self.study.name,
+            "variant": variant.key,
+            "seed": seed,
+            "recipe": variant.content(seed),
+            "needs": {key: file_checksum(needed / "weights.safetensors") for key, needed in folders.items()},
+        }
+        record = read_json(folder / "study.json") if (folder / "study.json").is_file() else asked
+        if record["needs"] != asked["needs"]:
+            raise RunError(
+                f"{folder} was trained from other weights of {', '.join(asked['needs'])}; remove it to train it again"
+            )
+        begun = (folder / "run.json").exists()
+        if begun and read_head(folder)["status"] == "complete":
+            return
+        write_json(folder / "study.json", record)
+        noted = _Noting(self.display, record.get("notes", []))
+        watch = _PeakMemory(self.device)
+        try:
+            if begun:
+                stages.resume(folder, device=self.device, display=cast(Display, noted))
+            else:
+                recipe = variant.recipe_for(seed, folders)
+                stages.train(recipe, folder, device=self.device, display=cast(Display, noted))
+        finally:
+            write_json(folder / "study.json", record | {"device": self.device, "notes": noted.notes} | watch.facts())
+
+    def _measure(self, variant: Variant, seed: int) -> dict[str, Measurement]:
+        record = read_json(self.folder(variant.key, seed) / "study.json")
+        return measure_run(
+            self.folder(variant.key, seed),
+            self.data.corpus,
+            self.split,
+            self.settings.protocols,
+            self.out / "results",
+            device=self.device,
+            block=self.settings.block,
+            bootstrap=self.settings.bootstrap,
+            facts={key: record.get(key) for key in ("study", "variant", "seed")}
+            | {"trained_on": record.get("device"), "peak_memory_bytes": record.get("peak_memory_bytes")},
+        )
+
+    def _extra(self, extra: Extra) -> dict[str, Any]:
+        """The rows of an extra measurement, taken from the first seed that has what it needs; measured once."""
+        recipes = {v.key: v.content(self.settings.seeds[0]) for v in self.study.variants if v.key in extra.needs}
+        asked = {"recipes": recipes, "device": self.device}
+        path = self.out / "results" / f"{extra.key}.json"
+        if path.is_file() and read_json(path)["asked"] == asked:
+            return read_json(path)
+        self.announce(extra.title)
+        try:
+            rows = extra.measure(self._trained(extra))
+        except QuintetError as error:
+            self.display.note(f"{extra.title}: {error}")
+            return {"rows": [], "reason": str(error)}
+        found = {"asked": asked, "rows": rows, "provenance": provenance()}
+        write_json(path, found)
+        return found
+
+    def _trained(self, extra: Extra) -> Trained:
+        for seed in self.settings.seeds:
+            if all(self.outcomes[key, seed].status == "trained" for key in extra.needs):
+                folders = {key: self.folder(key, seed) for key in extra.needs}
+                recipes = {key: parse_recipe(self.study.variant(key).content(seed)) for key in extra.needs}
+                return Trained(folders, recipes, self.device)
+        raise QuintetError("not measured: a run that it needs did not finish")
+
+    def _write(self, extras: Mapping[str, dict[str, Any]] | None = None) -> dict[str, Any]:
+        facts = {
+            "corpus": self.data.corpus.name,
+            "split": self.split.name,
+            "images": len(self.split.images),
+            "texts": len(self.split.texts),
+            "protocols": list(self.settings.protocols),
+            "device": self.device,
+        }
+        summary = summarise(self.study, self.outcomes, self.paired, facts, extras or {}, self.out)
+        write_json(self.out / "summary.json", summary)
+        write_text(self.out / "tables.md", render_tables(summary))
+        return summary
+
+
+class _Noting:
+    """A display that also keeps what training notes (a collapse, say)."""
+
+    def __init__(self, display: Display, notes: list[str]) -> None:
+        self._display = display
+        self.notes = list(notes)
+
+    def note(self, message: str) -> None:
+        if message not in self.notes:  # a resumed training may say it again
+            self.notes.append(message)
+        self._display.note(message)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._display, name)
+
+
+class _PeakMemory:
+    """The most memory that tensors took on a GPU since this was made; on a CPU it is not known."""
+
+    def __init__(self, device: str) -> None:
+        self.device = torch.device(device)
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+
+    def facts(self) -> dict[str, int]:
+        if self.device.type != "cuda":
+            return {}
+        return {"peak_memory_bytes": torch.cuda.max_memory_allocated(self.device)}

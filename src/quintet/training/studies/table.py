@@ -1,0 +1,156 @@
+"""A study's summary as Markdown, in the layouts of the papers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from quintet.evaluation.metrics import CUTS
+
+DIRECTIONS = {"i2t": "sentence", "t2i": "image"}  # what is retrieved: the papers' names of the two directions
+NOTHING = "-"
+
+
+def render_tables(summary: dict[str, Any]) -> str:
+    """All tables of a summary, with what has to be known to read them. Only the summary is looked at."""
+    parts = [f"# Study {summary['study']}", _preamble(summary)]
+    for table in summary["tables"]:
+        parts += [f"## {table['title']}", _layout(summary, table)]
+    parts += [f"## Difference to {_label(summary, summary['reference'])}, seed by seed", _gains(summary)]
+    for extra in summary["extras"].values():
+        parts += [f"## {extra['title']}", _extra(extra)]
+    notes = list(_notes(summary))
+    if notes:
+        parts += ["## Notes", "\n".join(f"- {note}" for note in notes)]
+    return "\n\n".join(parts) + "\n"
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Columns as wide as their widest cell, so that the text is a table to the eye too; numbers to the right.
+
+    >>> print(markdown_table(["model", "R@1"], [["VSRN", "9.5"]]))
+    | model | R@1 |
+    |:------|----:|
+    | VSRN  | 9.5 |
+    """
+    widths = [max(len(row[place]) for row in (header, *rows)) for place in range(len(header))]
+    lines = [
+        "| "
+        + " | ".join(c.ljust(w) if not n else c.rjust(w) for n, (c, w) in enumerate(zip(row, widths, strict=True)))
+        + " |"
+        for row in (header, *rows)
+    ]
+    rule = "|" + "|".join(f":{'-' * (w + 1)}" if not n else f"{'-' * (w + 1)}:" for n, w in enumerate(widths)) + "|"
+    return "\n".join([lines[0], rule, *lines[1:]])
+
+
+def _preamble(summary: dict[str, Any]) -> str:
+    seeds = summary["seeds"]
+    spread = (
+        f"Means over {len(seeds)} seeds ({', '.join(map(str, seeds))}), ± their sample standard deviation."
+        if len(seeds) > 1
+        else f"One seed ({seeds[0]}), so no spread is known."
+    )
+    return (
+        f"Base recipe {summary['base']}; corpus {summary['corpus']}, split {summary['split']}: {summary['images']:,} "
+        f"images, {summary['texts']:,} texts.\nSingle models, each at its best validation epoch; recalls in per cent.\n{spread}"
+    )
+
+
+def _layout(summary: dict[str, Any], table: dict[str, Any]) -> str:
+    header = ["model", *(_heading(name) for name in table["columns"])]
+    rows = []
+    for protocol in summary["protocols"]:
+        rows.append([_section(summary, protocol), *("" for _ in table["columns"])])
+        for row in table["rows"]:
+            cells = [_cell(summary, row["variant"], protocol, name, table["compare"]) for name in table["columns"]]
+            rows.append([row["label"], *cells])
+    return markdown_table(header, rows)
+
+
+def _heading(name: str) -> str:
+    """`i2t_r1` is the sentence R@1; only the first recall of a direction names it, as a group heading would."""
+    direction, _, cut = name.partition("_r")
+    if direction not in DIRECTIONS:
+        return name
+    return f"{DIRECTIONS[direction]} R@{cut}" if cut == str(CUTS[0]) else f"R@{cut}"
+
+
+def _section(summary: dict[str, Any], protocol: str) -> str:
+    return f"**{summary['images']:,} test images, {protocol}**"
+
+
+def _cell(summary: dict[str, Any], key: str, protocol: str, name: str, compare: str | None) -> str:
+    found = summary["variants"][key]["protocols"][protocol]
+    if not found["seeds"]:
+        return NOTHING
+    cell = with_spread(found["mean"][name], found["spread"] and found["spread"][name])
+    other = summary["variants"][compare]["protocols"][protocol] if compare else None
+    if other is None or not other["seeds"]:
+        return cell
+    return f"{cell} ({signed(found['mean'][name] - other['mean'][name])})"
+
+
+def with_spread(mean: float, spread: float | None) -> str:
+    """
+    >>> with_spread(72.84, 0.41), with_spread(72.84, None)
+    ('72.8 ± 0.4', '72.8')
+    """
+    return f"{mean:.1f}" if spread is None else f"{mean:.1f} ± {spread:.1f}"
+
+
+def signed(value: float) -> str:
+    """
+    >>> signed(-0.04), signed(1.25), signed(-3.0)
+    ('+0.0', '+1.2', '-3.0')
+    """
+    return f"{round(value, 1) + 0.0:+.1f}"
+
+
+def _gains(summary: dict[str, Any]) -> str:
+    """rsum against the reference: over seeds, and each seed with the p-value of its paired test."""
+    rows = []
+    for protocol in summary["protocols"]:
+        rows.append([_section(summary, protocol), "", ""])
+        for key, variant in summary["variants"].items():
+            if key == summary["reference"]:
+                continue
+            found = variant["protocols"][protocol]["difference"]
+            spread = "" if not found["spread"] else f" ± {found['spread']['rsum']:.1f}"
+            mean = f"{signed(found['mean']['rsum'])}{spread}" if found["seeds"] else NOTHING
+            rows.append([variant["label"], mean, ", ".join(_tests(variant, protocol)) or NOTHING])
+    note = (
+        "Behind each seed's difference: p of a sign-flip test over the test groups, which knows nothing of other seeds."
+    )
+    return markdown_table(["model", "rsum", "each seed (p)"], rows) + "\n\n" + note
+
+
+def _tests(variant: dict[str, Any], protocol: str) -> Iterator[str]:
+    for run in variant["runs"]:
+        test = run["protocols"].get(protocol, {}).get("paired")
+        if test is not None:
+            yield f"{signed(test['rsum']['difference'])} ({test['rsum']['p_value']:.4f})"
+
+
+def _extra(extra: dict[str, Any]) -> str:
+    if not extra["rows"]:
+        return str(extra.get("reason", "nothing was measured"))
+    columns = extra["columns"]
+    rows = [[column["form"].format(row[column["key"]]) for column in columns] for row in extra["rows"]]
+    return markdown_table([column["heading"] for column in columns], rows)
+
+
+def _notes(summary: dict[str, Any]) -> Iterator[str]:
+    for variant in summary["variants"].values():
+        for run in variant["runs"]:
+            who = f"{variant['label']}, seed {run['seed']}"
+            if run["status"] != "trained":
+                yield f"{who}: {run['status']}: {run['reason']}"
+            yield from (f"{who}: {note}" for note in run["notes"])
+            for protocol, found in run["protocols"].items():
+                if found["at_chance"]:
+                    yield f"{who}: no better than guessing ({protocol}: rsum {found['metrics']['rsum']:.1f})"
+
+
+def _label(summary: dict[str, Any], key: str) -> str:
+    return str(summary["variants"][key]["label"])
