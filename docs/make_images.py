@@ -25,7 +25,7 @@ def scenes_sheet() -> Image.Image:
         for column, scene in enumerate(family(generator(key))[:COLUMNS]):
             place = (GAP + column * (SIDE + GAP), GAP + row * (SIDE + CAPTION + GAP))
             _put(sheet, scene, place, seed=100 * key + column)
-    return sheet.quantize(128, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+    return sheet
 
 
 def _put(sheet: Image.Image, scene: Scene, place: tuple[int, int], seed: int) -> None:

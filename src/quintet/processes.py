@@ -6,7 +6,9 @@ returns the loss of *its* anchors; the loss of the batch is the sum over process
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -80,10 +82,14 @@ def gather_codes(codes: Codes, total: int) -> Codes:
 
 
 def sum_gradients(parameters: Iterable[nn.Parameter]) -> None:
-    """Add up the gradients of all processes, in one message per dtype. A parameter unused here counts as zero."""
+    """Add up the gradients of all processes, in one message per dtype. A parameter unused here counts as zero.
+
+    One that no process used keeps no gradient at all, as with one process: optimizers leave it alone.
+    """
     if count() == 1:
         return
     wanted = [parameter for parameter in parameters if parameter.requires_grad]
+    wanted = _used_anywhere(wanted)
     for dtype in sorted({parameter.dtype for parameter in wanted}, key=str):
         same = [parameter for parameter in wanted if parameter.dtype == dtype]
         for parameter in same:
@@ -95,6 +101,14 @@ def sum_gradients(parameters: Iterable[nn.Parameter]) -> None:
         for parameter in same:
             parameter.grad = flat[offset : offset + parameter.numel()].view_as(parameter)
             offset += parameter.numel()
+
+
+def _used_anywhere(parameters: list[nn.Parameter]) -> list[nn.Parameter]:
+    if not parameters:
+        return []
+    used = torch.tensor([float(parameter.grad is not None) for parameter in parameters], device=parameters[0].device)
+    dist.all_reduce(used)
+    return [parameter for parameter, many in zip(parameters, used.tolist(), strict=True) if many]
 
 
 def sum_over_processes(values: Tensor) -> Tensor:
@@ -115,3 +129,17 @@ def copy_from_first(module: nn.Module) -> None:
 def barrier() -> None:
     if count() > 1:
         dist.barrier()
+
+
+@contextmanager
+def joined(device: torch.device) -> Iterator[None]:
+    """Join the processes that torchrun announces, if it does, for as long as the block lasts."""
+    alone = int(os.environ.get("WORLD_SIZE", "1")) == 1
+    if alone or (dist.is_available() and dist.is_initialized()):
+        yield
+        return
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()

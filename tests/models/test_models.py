@@ -12,12 +12,14 @@ from quintet.models import MODELS, create_model, list_models
 from quintet.models.matcher import Matcher
 
 SMALL: dict[str, Any] = {"vocabulary_size": 10, "image_dim": 8, "embed_dim": 6, "word_dim": 4}
+MORE: dict[str, dict[str, Any]] = {"mmca": {"heads": 2, "text_dim": 4, "filters": 5}}
 
 
 def small(name: str) -> Any:
     known = MODELS.parameters(name)
     torch.manual_seed(0)
-    return create_model(name, **{key: value for key, value in SMALL.items() if key in known}).eval()
+    arguments = {key: value for key, value in SMALL.items() if key in known} | MORE.get(name, {})
+    return create_model(name, **arguments).eval()
 
 
 def images(count: int) -> ImageBatch:

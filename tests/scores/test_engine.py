@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
 
 from quintet.codes import Codes
+from quintet.scores.bidirectional import bfan_scores
 from quintet.scores.cross_attention import scan_scores
-from quintet.scores.engine import cosines_by, has_triton, working_copies
+from quintet.scores.engine import Engine, cosines_by, has_triton, working_copies
 
 
 def test_auto_is_plain_torch_without_a_gpu(make_codes: Callable[..., Codes]) -> None:
@@ -44,3 +46,30 @@ def test_compiled_scores_and_gradients_are_the_plain_ones(make_codes: Callable[.
         found.append((*scores, *grads))
     for plain, compiled in zip(*found, strict=True):
         torch.testing.assert_close(compiled, plain)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("budget", [None, 200_000])
+@pytest.mark.parametrize("paired", [False, True])
+@pytest.mark.parametrize("engine", ["auto", "torch", "triton", "compile"])
+@pytest.mark.parametrize("matcher", ["t2i", "i2t", "equal", "prob"])
+def test_a_gpu_gives_the_scores_and_gradients_of_a_cpu(
+    make_codes: Callable[..., Codes], matcher: str, engine: Engine, paired: bool, budget: int | None
+) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    score = (
+        partial(scan_scores, direction=matcher) if matcher in ("t2i", "i2t") else partial(bfan_scores, focal=matcher)
+    )
+    found = []
+    for device, dtype, by in (("cpu", torch.float64, "torch"), ("cuda", torch.float32, engine)):
+        images = make_codes([36, 20, 36, 5, 36], seed=1, dim=512).to(device, dtype)
+        texts = make_codes([16, 3, 9, 16, 1], seed=2, dim=512).to(device, dtype)
+        images.fragments.requires_grad_()
+        texts.fragments.requires_grad_()
+        scores = score(images, texts, relu_slope=0.1, engine=by, paired=paired, budget=budget)
+        upstream = torch.linspace(-1, 2, scores.numel(), device=device).view_as(scores)
+        grads = torch.autograd.grad((scores * upstream).sum(), [images.fragments, texts.fragments])
+        found.append([scores, *grads])
+    for exact, ours in zip(*found, strict=True):
+        torch.testing.assert_close(ours.cpu().double(), exact, rtol=1e-4, atol=1e-5)

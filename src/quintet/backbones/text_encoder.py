@@ -38,9 +38,10 @@ class HuggingFaceText(nn.Module):
         self.name = name
         self.dropout = dropout
         self.model = _load_model(name, config, pretrained)
-        self.dim = int(self.model.config.hidden_size)
-        self.vocabulary_size = int(self.model.config.vocab_size)
-        self.longest = getattr(self.model.config, "max_position_embeddings", None)
+        shape: Any = self.model.config
+        self.dim = int(shape.hidden_size)
+        self.vocabulary_size = int(shape.vocab_size)
+        self.longest: int | None = getattr(shape, "max_position_embeddings", None)
         self.model.requires_grad_(trainable)
         self.train(self.training)
 
@@ -88,7 +89,9 @@ class SmallText(nn.Module):
     ) -> None:
         super().__init__()
         if dim % heads or dim % 2:
-            raise ValueError(f"the width of the text encoder must be even and a multiple of its {heads} heads, got {dim}")
+            raise ValueError(
+                f"the width of the text encoder must be even and a multiple of its {heads} heads, got {dim}"
+            )
         self.dim = dim
         self.vocabulary_size = vocabulary_size
         self.embed = nn.Embedding(vocabulary_size, dim)

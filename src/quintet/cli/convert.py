@@ -18,7 +18,7 @@ def convert_command(
     checkpoint: Path = typer.Argument(..., help="The authors' file, as model_best.pth.tar."),
     out: Path = typer.Option(..., "--out", "-o", help="The run folder to make."),
     vocab: Path | None = typer.Option(
-        None, help="The vocabulary it was trained with: SCAN's JSON, or the pickle of VSE++ and VSRN."
+        None, help="The vocabulary it was trained with: SCAN's JSON, the pickle of VSE++ and VSRN, or BERT's vocab.txt."
     ),
     option: list[str] | None = typer.Option(
         None,

@@ -25,7 +25,7 @@ QUERIES, DEPTH = 3, 6
 def demo_command(
     out: Path = typer.Option(Path("demo"), "--out", "-o", help="Where corpus, run, index and page go."),
     seed: int = typer.Option(0, min=0, help="Another seed, another corpus and another training."),
-    recipe: str = typer.Option("vse-scenes", help="The recipe to train on it."),
+    recipe: str = typer.Option("aoq-vse-scenes", help="The recipe to train on it."),
     scenes: int = typer.Option(
         2000, min=50, help="Training scenes; held out are 200 for validation, 200 for the test."
     ),

@@ -12,11 +12,9 @@ from rich.console import Console
 from typer.core import TyperCommand
 
 from quintet.cli.display import TrainingDisplay
-from quintet.errors import RecipeError, suggest
+from quintet.errors import RecipeError, TrainingError, suggest
 
 if TYPE_CHECKING:
-    import click
-
     from quintet.training.recipe import Recipe
 
 LISTS = ("--seeds", "--top", "--alpha", "--beta", "--batch-size", "--protocol")
@@ -26,7 +24,7 @@ _VALUE = re.compile(r"\d+(\.\d+)?")
 class StudyCommand(TyperCommand):
     """Options that take several values: `--seeds 0 1 2` is `--seeds 0,1,2`."""
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+    def parse_args(self, ctx, args):  # type: ignore[no-untyped-def]  # click's own signature
         return super().parse_args(ctx, joined(args))
 
 
@@ -86,8 +84,8 @@ def study_command(
 
     `quintet study aoq --corpus corpora/scenes --matcher vsrn --seeds 3 -o studies/aoq-vsrn`
 
-    Finished runs are kept and unfinished ones resumed: the same command goes on after a stop, and trains nothing when all
-    is there. OUT/tables.md has the tables, OUT/summary.json all numbers.
+    Finished runs are kept and unfinished ones resumed: the same command goes on after a stop, and trains nothing when
+    all is there. OUT/tables.md has the tables, OUT/summary.json all numbers.
     """
     if list_all:
         _list(as_json)
@@ -124,9 +122,12 @@ def study_command(
         summary = run_study(study, out, settings, display=display, announce=announce)
     if as_json:
         print(json.dumps(summary, ensure_ascii=False))
-        return
-    print((out / "tables.md").read_text(encoding="utf-8"))
-    console.print(f"written: {out / 'tables.md'} and {out / 'summary.json'}", highlight=False, soft_wrap=True)
+    else:
+        print((out / "tables.md").read_text(encoding="utf-8"))
+        console.print(f"written: {out / 'tables.md'} and {out / 'summary.json'}", highlight=False, soft_wrap=True)
+    runs = [run for variant in summary["variants"].values() for run in variant["runs"]]
+    if not any(run["status"] == "trained" for run in runs):
+        raise TrainingError(f"no run of the study finished; the first one said: {runs[0]['reason']}")
 
 
 def _list(as_json: bool) -> None:
@@ -147,7 +148,7 @@ def _base(study: str, recipe: str | None, matcher: str | None, corpus: Path | No
 
 
 def recipe_of(study: str, matcher: str, corpus: Path | None) -> str:
-    """The shipped recipe of a matcher for this corpus: the study's own (aoq-vsrn-scenes) before a plain one (vsrn-scenes)."""
+    """The shipped recipe of a matcher for a corpus: the study's own (aoq-vsrn-f30k) before a plain one (vsrn-f30k)."""
     from quintet.data.corpus import Corpus
     from quintet.training.recipe import list_recipes
 
@@ -163,8 +164,8 @@ def recipe_of(study: str, matcher: str, corpus: Path | None) -> str:
     if not fitting:
         raise RecipeError(f"no shipped recipe is for matcher {matcher!r}; {suggest(short, _matchers(shipped))}")
     raise RecipeError(
-        f"there is no shipped recipe of {matcher} for corpus {next(iter(kinds))!r}; take one of another corpus as the base, "
-        f"with --recipe: {', '.join(fitting)}"
+        f"there is no shipped recipe of {matcher} for corpus {next(iter(kinds))!r}; take one of another corpus as the "
+        f"base, with --recipe: {', '.join(fitting)}"
     )
 
 

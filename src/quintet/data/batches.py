@@ -58,6 +58,7 @@ class TextBatch(_Movable):
 
     tokens: Tensor  # (n, L) int64
     lengths: Tensor  # (n,) int64, each at least 1
+    features: Tensor | None = None  # (n, L, d) of a frozen text encoder, where they are kept on disk
 
     def __post_init__(self) -> None:
         if self.tokens.dim() != 2:
@@ -66,6 +67,8 @@ class TextBatch(_Movable):
             object.__setattr__(self, "lengths", torch.as_tensor(self.lengths, dtype=torch.int64))
         if self.lengths.shape != self.tokens.shape[:1]:
             raise ValueError(f"{len(self.tokens)} sentences but lengths of shape {tuple(self.lengths.shape)}")
+        if self.features is not None and self.features.shape[:2] != self.tokens.shape:
+            raise ValueError(f"features must be {(*self.tokens.shape, 'd')}, got {tuple(self.features.shape)}")
         if self.lengths.device.type == "cpu" and len(self.lengths):  # on an accelerator the look would wait for it
             shortest, longest = int(self.lengths.min()), int(self.lengths.max())
             if shortest < 1 or longest > self.tokens.shape[1]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,6 +17,7 @@ from quintet.data.draws import OfflineRows
 from quintet.data.features import FeatureStore
 from quintet.data.pictures import open_picture
 from quintet.data.tokenizers import Tokenizer
+from quintet.data.word_features import WordFeatures
 
 CACHE_BYTES = 2**30  # decoded pictures kept in memory, as far as they fit
 
@@ -80,15 +82,23 @@ class PictureImages:
 class Sentences:
     """The sentences of a split, tokenized once."""
 
-    def __init__(self, tokenizer: Tokenizer, texts: Sequence[Text]) -> None:
+    def __init__(self, tokenizer: Tokenizer, texts: Sequence[Text], features: WordFeatures | None = None) -> None:
+        self.features = features  # of the same sentences, by a frozen text encoder
         self._pad = tokenizer.pad
         self._ids = [np.asarray(tokenizer.ids(text.text), dtype=np.int32) for text in texts]
 
     def __len__(self) -> int:
         return len(self._ids)
 
+    def lengths(self) -> list[int]:
+        return [len(ids) for ids in self._ids]
+
     def batch(self, rows: Iterable[int]) -> TextBatch:
-        return TextBatch.from_ids([self._ids[row].tolist() for row in rows], self._pad)
+        rows = list(rows)
+        batch = TextBatch.from_ids([self._ids[row].tolist() for row in rows], self._pad)
+        if self.features is None:
+            return batch
+        return replace(batch, features=self.features.batch(rows, batch.tokens.shape[1]))
 
 
 class _PairData(Dataset):
@@ -167,7 +177,8 @@ def image_batches(images: ImageSource, rows: Sequence[Image], batch_size: int) -
         yield images.batch(rows[start : start + batch_size])
 
 
-def text_batches(sentences: Sentences, batch_size: int) -> Iterator[TextBatch]:
-    """All sentences, in order."""
-    for start in range(0, len(sentences), batch_size):
-        yield sentences.batch(range(start, min(start + batch_size, len(sentences))))
+def text_batches(sentences: Sentences, batch_size: int, part: slice = slice(None)) -> Iterator[TextBatch]:
+    """All sentences, or a part of them, in order."""
+    rows = range(len(sentences))[part]
+    for start in range(0, len(rows), batch_size):
+        yield sentences.batch(rows[start : start + batch_size])

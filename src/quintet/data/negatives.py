@@ -6,7 +6,7 @@ On disk, a folder:
     text_scores.npy     (n_images, h_t) float32 their scores, -inf where there are no more
     images.npy          (n_texts, h_i) int32    for each text the rows of its hardest images
     image_scores.npy    (n_texts, h_i) float32
-    manifest.json       {"format": "quintet-negatives", "version": 1, "split": ..., "split_checksum": ..., "matcher": ...}
+    manifest.json       {"format": "quintet-negatives", "version": 1, "split": ..., "matcher": ..., ...}
 
 The manifest is written last: a folder without it holds no lists.
 """
@@ -111,14 +111,14 @@ class NegativeLists:
         where = f"these negatives (mined from split {self.manifest.get('split')!r})"
         if found != expected:
             raise CorpusError(
-                f"{where} are for {found[0]} images and {found[1]} texts, but split {split.name!r} has {expected[0]} and "
-                f"{expected[1]}; mine this corpus, or train on the one they were mined from"
+                f"{where} are for {found[0]} images and {found[1]} texts, but split {split.name!r} has {expected[0]} "
+                f"and {expected[1]}; mine this corpus, or train on the one they were mined from"
             )
         checksum = self.manifest.get("split_checksum")
         if checksum != split_checksum(split):
             raise CorpusError(
-                f"{where} belong to other images, texts or groups than those of split {split.name!r} (its ids and groups, "
-                "in order, have another checksum); mine this corpus"
+                f"{where} belong to other images, texts or groups than those of split {split.name!r} (its ids and "
+                "groups, in order, have another checksum); mine this corpus"
             )
         for name, rows, limit in (("texts", self.texts, expected[1]), ("images", self.images, expected[0])):
             if rows.size and not (rows.min() >= -1 and rows.max() < limit):

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from quintet.data.corpus import Split
-from quintet.data.sampling import pairs_by_round
+from quintet.data.sampling import epoch_batches
 
 BLOCK = 2**26  # distances computed at a time
+NEIGHBOURS = 2  # the stream of random numbers that shuffles bunches
 
 
 def kmeans(vectors: Tensor, clusters: int, *, seed: tuple[int, ...], rounds: int = 20) -> Tensor:
@@ -77,21 +78,34 @@ def neighbour_batches(
     visits every text once (`per="texts"`) or every picture once (`per="images"`), in as many batches: the pictures that
     no full bunch of their cluster takes make up mixed ones.
     """
-    rng = np.random.default_rng(seed)
+    [pairs] = epoch_batches(split, len(split.images) + len(split.texts), seed=seed, per=per)  # all, in random order
+    rng = np.random.default_rng((*seed, NEIGHBOURS))
     bunches, rest = [], []
-    for pairs in pairs_by_round(split, rng, per):  # in a round no picture comes twice
-        pairs = pairs[rng.permutation(len(pairs))]
-        pairs = pairs[np.argsort(clusters[pairs[:, 0]], kind="stable")]
-        ends = np.flatnonzero(np.diff(clusters[pairs[:, 0]])) + 1
-        full, left = [], []
-        for members in np.split(pairs, ends):
-            whole = len(members) - len(members) % per_cluster
-            full += [members[start : start + per_cluster] for start in range(0, whole, per_cluster)]
-            left.append(members[whole:])
+    for visit in _visits(pairs):
+        full, left = _bunches(visit, clusters[visit[:, 0]], per_cluster)
         bunches += [full[place] for place in rng.permutation(len(full))]
-        rest.append(np.concatenate(left))
-    pairs = np.concatenate([*bunches, *rest])
+        rest.append(left)
+    mixed = np.concatenate(rest)
+    pairs = np.concatenate([*bunches, mixed[rng.permutation(len(mixed))]])
     batches = [pairs[start : start + batch_size] for start in range(0, len(pairs), batch_size)]
     if len(batches) > 1 and len(batches[-1]) < (batch_size if drop_last else 2):
         batches.pop()
     return [batches[place] for place in rng.permutation(len(batches))]
+
+
+def _visits(pairs: np.ndarray) -> list[np.ndarray]:
+    """The first pair of every picture, the second of every picture that has one, and so on."""
+    order = np.argsort(pairs[:, 0], kind="stable")
+    images = pairs[order, 0]
+    first = np.searchsorted(images, images)  # where the picture's pairs begin
+    visit = np.empty(len(pairs), dtype=np.int64)
+    visit[order] = np.arange(len(pairs)) - first
+    return [pairs[visit == number] for number in range(int(visit.max()) + 1)]
+
+
+def _bunches(pairs: np.ndarray, labels: np.ndarray, size: int) -> tuple[list[np.ndarray], np.ndarray]:
+    """Full bunches of one cluster each, and the pairs that are left."""
+    order = np.argsort(labels, kind="stable")
+    members = np.split(pairs[order], np.flatnonzero(np.diff(labels[order])) + 1)
+    full = [part[start : start + size] for part in members for start in range(0, len(part) - size + 1, size)]
+    return full, np.concatenate([part[len(part) - len(part) % size :] for part in members])

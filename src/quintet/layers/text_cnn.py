@@ -22,7 +22,7 @@ class TextCNN(nn.Module):
     many windows as words (Eq. 6 has k = 1..n). With `inside`, windows that run past the end are left out, and a
     sentence shorter than a window has zero for it. Padding never counts.
 
-    `norm="layernorm"` puts the LayerNorm of Eq. 7 after the last layer; "l2" leaves it out, as the text around it reads.
+    `norm="layernorm"` puts the LayerNorm of Eq. 7 after the last layer; "l2" leaves it out, as the text beside it says.
 
     >>> TextCNN(6, 4, filters=5)(torch.randn(2, 3, 6)).shape
     torch.Size([2, 4])

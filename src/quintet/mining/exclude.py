@@ -40,10 +40,19 @@ class Exclusions:
         if duplicates:
             _, kinds = np.unique([normalise(text.text) for text in split.texts], return_inverse=True)
             self.kinds = kinds.astype(np.int64)
+            self.owned = np.unique(self.kinds * self.groups + self.text_groups)  # kind, owner; ascending
         else:
             self.kinds = self.text_groups
-        self.owned = np.unique(self.kinds * self.groups + self.text_groups)  # kind, owner; ascending
+            self.owned = np.flatnonzero(np.bincount(self.text_groups, minlength=self.groups)) * (self.groups + 1)
         self._on: dict[torch.device, tuple[Tensor, Tensor, Tensor]] = {}
+
+    def positives(self) -> tuple[np.ndarray, np.ndarray]:
+        """All pairs of one group: image rows, text rows."""
+        order = np.argsort(self.text_groups, kind="stable")
+        groups = self.text_groups[order]
+        low, high = (np.searchsorted(groups, self.image_groups, side=side) for side in ("left", "right"))
+        image, place = _expand(low, high)
+        return image, order[place]
 
     def inside(self, images: np.ndarray, texts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The excluded pairs of a block, as places in `images` and `texts` (rows of the split)."""

@@ -187,9 +187,7 @@ class HalfSweep:
         last = self.of_texts.lists.last
         self.floor = torch.maximum(self.floor, last - self.products.error(last).nan_to_num(posinf=0.0))
 
-    def _merge(
-        self, into: Direction, line: Tensor, other: Tensor, score: Tensor, first: int, *, flipped: bool
-    ) -> None:
+    def _merge(self, into: Direction, line: Tensor, other: Tensor, score: Tensor, first: int, *, flipped: bool) -> None:
         """Approximate candidates -> those that can matter -> float32 -> lists. Line 0 is row `first`."""
         sure = None if into.caps is None else into.caps - self.products.error(into.caps)
         with self.legs("cut"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -30,11 +31,13 @@ class Journal:
         known = read_json(head)
         if known.get("format") != FORMAT or known.get("version") != VERSION:
             raise QuintetError(f"{self.folder} is not a mining journal of this version; choose another folder")
-        different = sorted(key for key in settings | known["settings"] if settings.get(key) != known["settings"].get(key))
+        different = sorted(
+            key for key in settings | known["settings"] if settings.get(key) != known["settings"].get(key)
+        )
         if different:
             raise QuintetError(
-                f"the journal {self.folder} belongs to another mining (it differs in {', '.join(different)}); remove it "
-                "to start again, or choose another folder"
+                f"the journal {self.folder} belongs to another mining (it differs in {', '.join(different)}); remove "
+                "it to start again, or choose another folder"
             )
         found = (_NAME.fullmatch(path.name) for path in self.folder.iterdir())
         self.finished = sorted((int(match[1]), int(match[2])) for match in found if match)
@@ -43,7 +46,7 @@ class Journal:
     def to_do(self, images: int, size: int) -> list[slice]:
         """The stripes of up to `size` images that are not finished yet."""
         edges = [(0, 0), *self.finished, (images, images)]
-        gaps = [(before[1], after[0]) for before, after in zip(edges, edges[1:], strict=False)]
+        gaps = [(before[1], after[0]) for before, after in pairwise(edges)]
         return [slice(start, min(start + size, high)) for low, high in gaps for start in range(low, high, size)]
 
     def write(self, images: slice, arrays: dict[str, np.ndarray]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any
 
 import torch
@@ -66,10 +65,6 @@ def _pair_products(  # type: ignore[no-untyped-def]
     tl.store(out + pair, tl.sum(total, axis=1).to(tl.float32), mask=real)
 
 
-def available(device: torch.device) -> bool:
-    return device.type == "cuda" and importlib.util.find_spec("triton") is not None
-
-
 def collect(
     scores: Tensor,
     row_floor: Tensor,
@@ -83,7 +78,7 @@ def collect(
     rows: int = 32,
     width: int = 2048,
 ) -> None:
-    """Append (row, column, value) of every score that reaches its row's or its column's floor; nothing is waited for."""
+    """Append (row, column, value) of every score that reaches its row's or its column's floor, without waiting."""
     height, length = scores.shape
     if not scores.is_contiguous():
         raise ValueError("the block of scores must be contiguous")

@@ -86,12 +86,22 @@ def mine(
     scores = Source(matcher, image_codes, text_codes, place, tuning.tile)
     least = 64 * scores.tile[0] * scores.tile[1]
     if memory < least:
-        raise QuintetError(f"mining on {place.type} needs at least {least} bytes of working memory, {memory} were allowed")
+        raise QuintetError(
+            f"mining on {place.type} needs at least {least} bytes of working memory, {memory} were allowed"
+        )
     name = dict(source or {"name": type(matcher).__name__, "weights": scores.fingerprint()})
-    settings = {**options, "split": split_checksum(split), "matcher": name, "codes": scores.fingerprint(), "precision": precision}
+    settings = {
+        **options,
+        "split": split_checksum(split),
+        "matcher": name,
+        "codes": None if source else scores.fingerprint(),
+        "precision": precision,
+    }
     book = None if journal is None else Journal(journal, settings)
     with torch.no_grad(), evaluation_mode(matcher):
-        work = _Mining(scores, Exclusions(split, exclude_duplicates), options, precision, memory, tuning, book, progress)
+        work = _Mining(
+            scores, Exclusions(split, exclude_duplicates), options, precision, memory, tuning, book, progress
+        )
         work.run()
     text_rows, text_scores = work.rows, work.scores
     image_rows, image_scores = (t.cpu().numpy() for t in (work.of_texts.lists.rows, work.of_texts.lists.scores))
@@ -139,7 +149,13 @@ class _Mining:
         journal: Journal | None,
         progress: Progress | None,
     ) -> None:
-        self.source, self.exclusions, self.options, self.memory, self.journal = source, exclusions, options, memory, journal
+        self.source, self.exclusions, self.options, self.memory, self.journal = (
+            source,
+            exclusions,
+            options,
+            memory,
+            journal,
+        )
         self._progress, self._done = progress, 0
         sizes = len(source.image_codes), len(source.text_codes)
         self.total = sizes[0] * sizes[1]
@@ -157,7 +173,11 @@ class _Mining:
             source, exclusions, products, caps, tops, memory, tuning, guess, self._count
         )
         self.of_texts: Direction = self.sweep.of_texts
-        self.precision = str(products.images.dtype).removeprefix("torch.") if isinstance(self.sweep, HalfSweep) and products else "float32"
+        self.precision = (
+            str(products.images.dtype).removeprefix("torch.")
+            if isinstance(self.sweep, HalfSweep) and products
+            else "float32"
+        )
         self._remember(known)
         self.rows = np.zeros((sizes[0], tops[0]), np.int32)  # zero where another process works
         self.scores = np.zeros((sizes[0], tops[0]), np.float32)
@@ -188,7 +208,9 @@ class _Mining:
         for stripe in to_do[mine::everyone]:
             self._stripe(stripe)
         self.sweep.merge_texts()
-        gather_rows([self.rows, self.scores, *([] if self.above is None else [self.above])], self.source.device, self.memory)
+        gather_rows(
+            [self.rows, self.scores, *([] if self.above is None else [self.above])], self.source.device, self.memory
+        )
         gather_lists(self.of_texts, self.memory)
         if isinstance(self.sweep, HalfSweep):
             weak = self.sweep.weak(self.of_texts, self.sweep.guess)
@@ -224,7 +246,9 @@ class _Mining:
 
     def _take_finished(self, start: int, stop: int, arrays: dict[str, np.ndarray]) -> None:
         self.rows[start:stop], self.scores[start:stop] = arrays["texts"], arrays["text_scores"]
-        text, image, score = (torch.from_numpy(arrays[name]).to(self.source.device) for name in ("text", "image", "score"))
+        text, image, score = (
+            torch.from_numpy(arrays[name]).to(self.source.device) for name in ("text", "image", "score")
+        )
         self.of_texts.lists.merge(text.long(), image, score, self.memory // 256)
         if self.above is not None:
             self.above[start:stop] = arrays["above_images"]

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from quintet.errors import QuintetError
-from quintet.evaluation.ranks import positive_pairs
 from quintet.mining.exact import Caps, Direction, ExactSweep, block_shape
 from quintet.mining.exclude import Exclusions
 from quintet.mining.half import HalfShape, HalfSweep, Sample, half_shape
@@ -76,9 +75,7 @@ def default_memory(device: torch.device) -> int:
     return torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else CPU_MEMORY
 
 
-def make_products(
-    source: Source, precision: Precision, memory: int, tuning: Tuning
-) -> Products | None:
+def make_products(source: Source, precision: Precision, memory: int, tuning: Tuning) -> Products | None:
     """Rounded embeddings, where half precision is asked for and can be proven; None: float32 blocks."""
     if precision == "float32" or (precision == "auto" and source.device.type != "cuda"):
         return None
@@ -94,8 +91,8 @@ def make_products(
     needed = sum(2 * e.numel() + (0 if e.device == source.device else 4 * e.numel()) for e in (images, texts))
     resident = needed <= memory // 2
     kernels = tuning.kernels if tuning.kernels is not None else _kernels(source.device)
-    sides = [Embeddings(side, dtype, source.device, resident) for side in (images, texts)]
-    return Products(*sides, kernels=kernels and resident)
+    left, right = (Embeddings(side, dtype, source.device, resident) for side in (images, texts))
+    return Products(left, right, kernels=kernels and resident)
 
 
 def _kernels(device: torch.device) -> bool:
@@ -109,9 +106,16 @@ def _kernels(device: torch.device) -> bool:
 def _why_not_products(source: Source) -> str | None:
     """Told from the codes and what `score` makes of them, not from the class."""
     images, texts = source.image_codes, source.text_codes
-    if images.embedding is None or texts.embedding is None or images.fragments is not None or texts.fragments is not None:
+    if (
+        images.embedding is None
+        or texts.embedding is None
+        or images.fragments is not None
+        or texts.fragments is not None
+    ):
         return "it scores fragments, and how far rounding moves such a score is not known"
-    some_images, some_texts = (codes[: source.tile[side]].to(source.device) for side, codes in enumerate((images, texts)))
+    some_images, some_texts = (
+        codes[: source.tile[side]].to(source.device) for side, codes in enumerate((images, texts))
+    )
     scores = source.score(some_images, some_texts)
     assert some_images.embedding is not None
     assert some_texts.embedding is not None
@@ -133,9 +137,11 @@ def most_of_a_group(exclusions: Exclusions) -> tuple[int, int]:
     return int(np.bincount(exclusions.text_groups).max()), int(np.bincount(exclusions.image_groups).max())
 
 
-def positive_scores(source: Source, products: Products | None, exclusions: Exclusions) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def positive_scores(
+    source: Source, products: Products | None, exclusions: Exclusions
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Every pair of one group: image rows, text rows, scores as candidates would get them."""
-    image, text = positive_pairs(exclusions.image_groups, exclusions.text_groups)
+    image, text = exclusions.positives()
     if products is None:
         return image, text, source.pairs(image, text)
     on = [torch.from_numpy(rows).to(source.device) for rows in (image, text)]
@@ -176,9 +182,9 @@ def make_sweep(
         if samples is not None:
             exact = ExactSweep(source, exclusions, shape, entries, lambda i, t, _: products.pairs(i, t))
             half = tuning.shape or half_shape(memory, images, texts, samples)
-            sweep = HalfSweep(
-                products, exclusions, exact, of_texts, caps, half, samples, tops[0], guess, tuning.legs
-            )
+            sweep = HalfSweep(products, exclusions, exact, of_texts, caps, half, samples, tops[0], guess, tuning.legs)
             return sweep, half.images
     final = None if products is None else lambda i, t, _: products.pairs(i, t)
-    return FloatSweep(ExactSweep(source, exclusions, shape, entries, final), of_texts, caps, tops[0], progress), shape[0]
+    return FloatSweep(ExactSweep(source, exclusions, shape, entries, final), of_texts, caps, tops[0], progress), shape[
+        0
+    ]

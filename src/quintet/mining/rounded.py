@@ -15,6 +15,7 @@ from quintet.errors import QuintetError
 from quintet.mining.source import Rows
 
 CHUNK_BYTES = 2**28
+PAIR_BYTES = {"cpu": 2**22, "cuda": 2**28}  # gathered at a time; on a CPU what stays in its cache
 # Half a unit in the last place: what rounding a product to this type can change, relatively.
 ROUNDOFF = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float32: 0.0}
 
@@ -90,7 +91,7 @@ class Products:
             from quintet.mining.kernels import pair_products
 
             return pair_products(self.images.full, self.texts.full, images, texts)
-        step = max(1, CHUNK_BYTES // (16 * self.images.source.shape[1]))
+        step = max(1, PAIR_BYTES[self.images.device.type] // (16 * self.images.source.shape[1]))
         parts = [
             (self.images.exact(images[at : at + step]) * self.texts.exact(texts[at : at + step]))
             .sum(dim=1, dtype=torch.float64)

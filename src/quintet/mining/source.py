@@ -24,7 +24,12 @@ class Source:
     """The scores of a split's images and texts."""
 
     def __init__(
-        self, matcher: Matcher, image_codes: Codes, text_codes: Codes, device: torch.device, tile: tuple[int, int] | None
+        self,
+        matcher: Matcher,
+        image_codes: Codes,
+        text_codes: Codes,
+        device: torch.device,
+        tile: tuple[int, int] | None,
     ) -> None:
         self.matcher, self.device = matcher, device
         self.image_codes, self.text_codes = image_codes.detach(), text_codes.detach()
@@ -39,9 +44,7 @@ class Source:
 
     def score(self, image_codes: Codes, text_codes: Codes) -> Tensor:
         with torch.no_grad(), full_precision(self.device):
-            scores = score_in_tiles(
-                self.matcher, image_codes.to(self.device), text_codes.to(self.device), self.tile
-            )
+            scores = score_in_tiles(self.matcher, image_codes.to(self.device), text_codes.to(self.device), self.tile)
         if not torch.isfinite(scores.sum()) and not torch.isfinite(scores).all():
             image, text = (~torch.isfinite(scores)).nonzero()[0].tolist()
             raise QuintetError(

@@ -31,7 +31,7 @@ def best_first(lines: Tensor, others: Tensor, scores: Tensor) -> Tensor:
 
 
 def best_of_block(scores: Tensor, keep: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The best `keep` of each line of a block (a, b), as line, place in the line and score; -inf is never among them."""
+    """The best `keep` of each line of a block (a, b), as line, place in it and score; -inf is never among them."""
     keep = min(keep, scores.shape[1])
     places = torch.arange(scores.shape[1], device=scores.device)
     keys = (rising(scores) << _ROW_BITS) + (_ROW_MASK - places)  # unique, so topk has no tie to decide

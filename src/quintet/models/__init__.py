@@ -16,6 +16,7 @@ MODELS = Registry(
         "scan": "quintet.models.scan:build_scan",
         "bfan": "quintet.models.bfan:build_bfan",
         "vsrn": "quintet.models.vsrn:build_vsrn",
+        "mmca": "quintet.models.mmca:build_mmca",
         "hrem": "quintet.models.hrem:build_hrem",
     },
 )

@@ -1,4 +1,4 @@
-"""MMCA's second score, i1 . c1 of every pair: joint attention, the rest of the Transformer unit, pooling (Eq. 11 to 14).
+"""MMCA's second score, i1 . c1 of every pair: joint attention (Eq. 11 to 14), the rest of the unit, and pooling.
 
 Block by block: memory follows the budget, not the number of pairs. When gradients are wanted and there is more than one
 block, nothing of a block is kept for the backward pass; it is computed again there.
@@ -66,11 +66,16 @@ class _Work:
 
     def __init__(self, scorer: JointScorer, dtype: torch.dtype, wants_grad: bool, paired: bool) -> None:
         self.scorer, self.dtype, self.wants_grad, self.paired = scorer, dtype, wants_grad, paired
+        self.recompute = False
         self.rest = _cast(scorer.unit.rest, dtype)
         self.pool = _cast(scorer.pool, dtype)
         self.keeps_random = any(
             isinstance(part, nn.Dropout) and part.p > 0 and part.training for part in scorer.unit.modules()
         )
+
+    def expect(self, blocks: int) -> None:
+        """So many blocks will follow; a single one fits the budget with all that the backward pass wants."""
+        self.recompute = self.wants_grad and self.scorer.recompute and blocks > 1
 
     def pairs_in_budget(self, fragments: Tensor, regions: int, words: int) -> int:
         """How many pairs of so many regions and words a block may have."""
@@ -92,9 +97,9 @@ class _Work:
 
     def block(self, images: Tensor, image_real: Tensor | None, texts: Tensor, text_real: Tensor | None) -> Tensor:
         """Fragments and masks of a block -> (I, T), or (n,) where paired."""
-        if not self.wants_grad or not self.scorer.recompute:
+        if not self.recompute:
             return self._block(images, image_real, texts, text_real)
-        return checkpoint(  # type: ignore[no-any-return]
+        return checkpoint(
             self._block,
             images,
             image_real,
@@ -115,7 +120,7 @@ class _Work:
         read = mix(words, regions, image_real, heads=heads, paired=self.paired)
         text = widen(self.pool(self.rest(self._spread(words.x), read), self._spread(text_real)))  # (I, T, d)
         image = image if self.paired else image.transpose(0, 1)  # (I, T, d)
-        scores = (l2norm(image) * l2norm(text)).sum(dim=-1)
+        scores = (l2norm(image, eps=0) * l2norm(text, eps=0)).sum(dim=-1)
         return scores[:, 0] if self.paired else scores
 
     def _tokens(self, fragments: Tensor) -> JointTokens:
@@ -125,14 +130,16 @@ class _Work:
         return replace(tokens, **parts)  # z stays as precise as it is
 
     def _spread(self, tensor: Any) -> Any:
-        """(n, L, ...) so that it goes with what the other side made of it: (n, 1, L, ...) where paired, else as it is."""
+        """(n, L, ...) in a shape that goes with what `mix` gives: (n, 1, L, ...) where paired, else as it is."""
         return tensor[:, None] if self.paired and tensor is not None else tensor
 
 
 def _all_blocks(work: _Work, image_codes: Codes, text_codes: Codes) -> Tensor:
     image_side, text_side = Side.of(image_codes), Side.of(text_codes)
+    plan = list(_plan(work, image_side, text_side))
+    work.expect(sum(len(image_groups) for _, image_groups in plan))
     columns = []
-    for text_group, image_groups in _plan(work, image_side, text_side):
+    for text_group, image_groups in plan:
         texts = text_side.take(text_group)
         columns.append(torch.cat([work.block(*image_side.take(group), *texts) for group in image_groups]))
     scores = torch.cat(columns, dim=1)  # (I, T), in the sides' order
@@ -153,9 +160,11 @@ def _row_blocks(work: _Work, image_codes: Codes, text_codes: Codes) -> Tensor:
     image_side = Side.of(image_codes, order=same_order)
     # Here the gathered fragments weigh as much as half a block's tensors do.
     most = work.pairs_in_budget(image_side.fragments, image_side.longest, text_side.longest) // 2
+    groups = text_side.groups(most)
+    work.expect(len(groups))
     parts = [
         work.block(*image_side.take(image_side.group(group.start, group.stop)), *text_side.take(group))
-        for group in text_side.groups(most)
+        for group in groups
     ]
     return text_side.restore(torch.cat(parts), dim=0)  # (n,)
 

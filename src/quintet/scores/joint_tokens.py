@@ -20,11 +20,14 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from quintet.layers.transformer_unit import FAR, TransformerUnit, split_heads
 
 _EXTRA = 3  # channels beside a head's own: z, the part of z that rounding took away, and the mark of padding
 _ALIGN = 8  # fused attention wants the width of a head to be a multiple of this
+# Those that take queries repeated without a copy; the first that can do the type and the device at hand is used.
+_FUSED = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,9 @@ def mix(queries: JointTokens, others: JointTokens, real: Tensor | None, *, heads
     if not paired:  # one long row of queries, the same for every item they look at
         asking = asking.transpose(0, 1).flatten(1, 2).expand(len(keys), -1, -1, -1)  # (C, h, Q Lq, D)
         own = own.flatten(0, 1)  # (Q Lq, h, d / h)
-    found = F.scaled_dot_product_attention(asking, keys, values, scale=1.0).transpose(1, 2)  # (C, Q Lq, h, D)
+    with sdpa_kernel(_FUSED):
+        found = F.scaled_dot_product_attention(asking, keys, values, scale=1.0)  # (C, h, Q Lq, D)
+    found = found.transpose(1, 2)  # (C, Q Lq, h, D)
     width = own.shape[-1]
     mixed = torch.addcmul(found[..., :width], found[..., width : width + 1], own)  # (C, Q Lq, h, d / h)
     return mixed.reshape(len(keys), -1, queries.own.shape[1], heads * width)  # (C, Q, Lq, d)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from quintet.backbones.text_encoder import text_encoder_config
 from quintet.data.augment import pixel_augmentation
 from quintet.data.corpus import Corpus, Split
 from quintet.data.features import FeatureStore
@@ -33,6 +34,7 @@ class TrainingData:
     train: Split
     validation: Split
     store: FeatureStore | None
+    text_cache: str = "none"  # or the type in which a frozen text encoder's outputs are kept under CORPUS/texts
 
     def image_input(self) -> dict[str, Any]:
         """What a run has to know about its pictures."""
@@ -73,7 +75,7 @@ def open_data(recipe: Recipe, note: Callable[[str], None]) -> TrainingData:
         if lacking:
             note(f"{len(lacking)} of {len(train.images)} training pictures have no features and are left out, first {min(lacking)!r}")
             train = train.without_images(lacking)
-    return TrainingData(corpus, train, validation, store)
+    return TrainingData(corpus, train, validation, store, data.text_cache)
 
 
 def build_tokenizer(recipe: TokenizerRecipe, train: Split) -> Tokenizer:
@@ -95,6 +97,9 @@ def complete_model(recipe: Recipe, data: TrainingData, tokenizer: Tokenizer) -> 
     facts: dict[str, Any] = {"vocabulary_size": len(tokenizer)}
     if data.store is not None:
         facts["image_dim"] = data.store.dim
+    text = recipe.matcher.arguments.get("text")
+    if isinstance(text, str) and text.startswith("hf:"):
+        facts["text_config"] = text_encoder_config(text.removeprefix("hf:"))  # so that the run opens without its folder
     name = recipe.matcher.name
     return {"name": name, "arguments": MODELS.complete(name, recipe.matcher.arguments, facts)}
 

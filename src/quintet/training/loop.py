@@ -17,18 +17,21 @@ from quintet import processes
 from quintet.data.batches import PairBatch
 from quintet.data.draws import OfflineRows, draw_offline
 from quintet.data.loading import load_pairs
+from quintet.data.neighbours import neighbour_batches
 from quintet.data.sampling import epoch_batches
 from quintet.errors import TrainingError
 from quintet.files import write_json
 from quintet.layers.shared_batchnorm import share_batchnorms
 from quintet.losses.step import Progress, Step, Term
-from quintet.training.build import Objectives, TrainingData, sentences_of
+from quintet.training.build import Objectives, TrainingData
 from quintet.training.checkpoint import load_checkpoint, save_checkpoint, save_tensors
 from quintet.training.health import CollapseWatch, refuse_not_finite
 from quintet.training.logs import Display, Log, Window
+from quintet.training.neighbours import image_clusters
 from quintet.training.optim import freeze, lr_factor, make_optimizer, set_lr
 from quintet.training.recipe import AugmentRecipe, StageRecipe
 from quintet.training.validation import validate
+from quintet.training.word_cache import split_sentences
 
 
 @dataclass
@@ -80,9 +83,11 @@ class StageTrainer:
         self.trainable = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
         self.objective = objective
         self.train_images = data.image_source(matcher, augment)
-        self.train_sentences = sentences_of(tokenizer, data.train)
+        self.train_sentences = split_sentences(data, data.train, tokenizer, matcher, device)
+        self.validation_sentences = split_sentences(data, data.validation, tokenizer, matcher, device)
         self.position = Position()
         self._pending: list[tuple[int, dict[str, Term], Tensor]] = []
+        self._clustered: tuple[int, np.ndarray] | None = None  # the epoch, and the cluster of every training picture
         if stage.compile:
             for verb in ("encode_images", "encode_texts"):
                 setattr(matcher, verb, torch.compile(getattr(matcher, verb), dynamic=verb == "encode_texts"))
@@ -123,11 +128,29 @@ class StageTrainer:
 
     def _plan(self, epoch: int) -> list[np.ndarray]:
         """The global batches of an epoch, the same for every process and every time it is asked."""
-        batches = self.stage.batches
-        plan = epoch_batches(
-            self.data.train, batches.size, seed=(*self.seed, epoch), per=batches.per, drop_last=batches.drop_last
-        )
+        batches, seed = self.stage.batches, (*self.seed, epoch)
+        settings: dict[str, Any] = {"seed": seed, "per": batches.per, "drop_last": batches.drop_last}
+        if batches.kind == "neighbours" and epoch >= batches.from_epoch:
+            clusters = self._clusters(epoch)
+            plan = neighbour_batches(self.data.train, clusters, batches.size, batches.per_cluster, **settings)
+        else:
+            plan = epoch_batches(self.data.train, batches.size, **settings)
         return [pairs for pairs in plan if len(pairs) >= processes.count()]
+
+    def _clusters(self, epoch: int) -> np.ndarray:
+        if self._clustered is None or self._clustered[0] != epoch:
+            labels = image_clusters(
+                self.stage.batches,
+                epoch,
+                self.matcher,
+                self.data,
+                folder=self.folder,
+                seed=self.seed,
+                device=self.device,
+                at_start=self.position.batch == 0,
+            )
+            self._clustered = (epoch, labels)
+        return self._clustered[1]
 
     def _epoch(self, log: Log | None) -> None:
         at = self.position
@@ -235,7 +258,7 @@ class StageTrainer:
         """Measure the validation split; keep the weights when they are the best so far."""
         at = self.position
         self.module.eval()
-        metrics = validate(self.matcher, self.data, self.tokenizer, self.device)
+        metrics = validate(self.matcher, self.data, self.validation_sentences, self.device)
         if self.stage.select not in metrics:
             raise TrainingError(
                 f"select: {self.stage.select!r} is not a metric; there are {', '.join(sorted(metrics))}"

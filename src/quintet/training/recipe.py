@@ -50,6 +50,9 @@ class DataRecipe(_Strict):
     test: str = "test"
     tokenizer: TokenizerRecipe = TokenizerRecipe()
     augment: AugmentRecipe = AugmentRecipe()
+    text_cache: Literal["none", "float16", "float32"] = Field(
+        "none", description="keep the outputs of a frozen text encoder under CORPUS/texts, in this type"
+    )
     workers: int = Field(0, ge=0, description="processes that load batches; 0: the training process itself")
     limit: int | None = Field(None, ge=2, description="train on the first so many groups only, for trials")
 
@@ -66,10 +69,20 @@ class NamedRecipe(BaseModel):
 
 
 class BatchRecipe(_Strict):
-    kind: Literal["random"] = "random"
+    kind: Literal["random", "neighbours"] = Field("random", description="neighbours: images that look alike together")
     size: int = Field(128, ge=2, description="pairs in a batch, over all processes")
     per: Literal["texts", "images"] = Field("texts", description="an epoch visits each text once, or each image once")
     drop_last: bool = False
+    from_epoch: int = Field(0, ge=0, description="neighbours: random batches for so many epochs first")
+    refresh: int = Field(1, ge=1, description="neighbours: epochs between two clusterings by the current weights")
+    per_cluster: int = Field(8, ge=2, description="neighbours: images of a cluster that come together")
+    clusters: int | None = Field(None, ge=1, description="neighbours: of k-means; none: four times per_cluster images each")
+
+    @model_validator(mode="after")
+    def _bunches_fill_a_batch(self) -> BatchRecipe:
+        if self.kind == "neighbours" and self.size % self.per_cluster:
+            raise ValueError(f"a batch of {self.size} cannot be made of {self.per_cluster} images a cluster")
+        return self
 
 
 class NegativesRecipe(_Strict):

@@ -182,7 +182,7 @@ def open_run(folder: Path | str, *, stage: str | None = None, device: torch.devi
 
 def without_start_weights(model: dict[str, Any]) -> dict[str, Any]:
     """The matcher's arguments without the files its towers started from: the run's own weights replace them."""
-    start = {"tower_weights": None, "tower_pretrained": False}
+    start = {"tower_weights": None, "tower_pretrained": False, "text_pretrained": False}
     known = MODELS.parameters(model["name"]) if model["name"] in MODELS.entries else {}
     return model["arguments"] | {key: value for key, value in start.items() if key in known}
 

@@ -17,17 +17,19 @@ from quintet.training.build import TrainingData
 BATCH = 128
 
 
-def validate(matcher: Any, data: TrainingData, tokenizer: Any, device: torch.device) -> dict[str, float]:
-    """The metrics of the validation split. Each process encodes its share; all of them measure the whole."""
+def validate(matcher: Any, data: TrainingData, sentences: Sentences, device: torch.device) -> dict[str, float]:
+    """The metrics of the validation split, whose texts `sentences` are.
+
+    Each process encodes its share; all of them measure the whole.
+    """
     split = data.validation
     if len(split.images) < processes.count():
         raise CorpusError(f"split {split.name!r} has fewer images than there are processes; use fewer processes")
     images = split.images[processes.share(len(split.images))]
-    sentences = Sentences(tokenizer, split.texts[processes.share(len(split.texts))])
     codes = encode_split(
         matcher,
         image_batches(data.image_source(matcher), images, BATCH),
-        text_batches(sentences, BATCH),
+        text_batches(sentences, BATCH, processes.share(len(split.texts))),
         device=device,
         keep=device,
     )

@@ -121,7 +121,7 @@ def import_corpus(
     if (out / "corpus.json").exists() and not overwrite:
         raise CorpusError(f"{out} already holds a corpus; choose another folder, or allow overwriting it")
     if chosen.generated:
-        corpus = chosen.read(out, **parsed)
+        corpus = chosen.read(out, overwrite=overwrite, **parsed)
         if name:
             corpus.name = name
             corpus.save(out)

@@ -109,7 +109,7 @@ class _Launch:
         context_tile, query_tile = _padded(context_length), triton.next_power_of_2(query_length)
         at_once = max(1, _COLUMNS // query_tile)
         tile = context_tile * at_once * query_tile
-        warps = min(8, max(4, tile // 256) if backward else max(1, tile // 512))  # as many as the registers ask for
+        warps = _warps(tile, backward)
         tiles = triton.cdiv(queries, at_once)
         # A Gram matrix serves 8 tiles; in the backward pass each chunk writes one, so they are few.
         chunks = min(tiles, 8) if backward else triton.cdiv(tiles, 8)
@@ -133,6 +133,11 @@ class _Launch:
 
     def run(self, kernel: Any, *tensors: Tensor) -> None:
         kernel[self.grid](*tensors, *self.masks, *self.sizes, *self.numbers, **self.constants)
+
+
+def _warps(tile: int, backward: bool) -> int:
+    """As many as keep a tile's tensors in registers; the backward pass has twice as many of them."""
+    return min(8, max(4, tile // 256) if backward else max(1, tile // 512))
 
 
 def _padded(context_length: int) -> int:

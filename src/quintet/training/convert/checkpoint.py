@@ -69,6 +69,8 @@ def read_checkpoint(path: Path | str) -> OriginalCheckpoint:
     """The tensors and options of an original checkpoint; a file that wants anything executed is refused."""
     path = Path(path)
     content = _load(path)
+    if isinstance(content, Mapping) and isinstance(content.get("model"), Mapping):
+        content = {**content, "model": _halves(content["model"])}
     if not isinstance(content, Mapping) or not isinstance(content.get("model"), (list, tuple)):
         raise ConversionError(
             f"{path} is a torch file, but not a checkpoint of the original implementations: "
@@ -88,6 +90,17 @@ def read_checkpoint(path: Path | str) -> OriginalCheckpoint:
         epoch=content["epoch"] if isinstance(content.get("epoch"), int) else None,
         best=float(content["best_rsum"]) if isinstance(content.get("best_rsum"), (int, float)) else None,
     )
+
+
+def _halves(whole: Mapping[Any, Any]) -> object:
+    """One state dict of a whole model as the list of its parts; anything else as it is."""
+    halves: dict[str, dict[str, Any]] = {}
+    for name, value in whole.items():
+        halves.setdefault(str(name).removeprefix("module.").split(".")[0], {})[str(name)] = value
+    if not {"img_enc", "txt_enc"} <= halves.keys():
+        return whole
+    rest = {name: value for key, part in halves.items() if key not in ("img_enc", "txt_enc") for name, value in part.items()}
+    return [halves["img_enc"], halves["txt_enc"], *([rest] if rest else [])]
 
 
 def _load(path: Path) -> Any:

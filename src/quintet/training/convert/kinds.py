@@ -31,6 +31,9 @@ class Kind:
     options: dict[str, Option] = field(default_factory=dict)
     # what the tensors tell, and where the released code is not the paper
     arguments: Callable[[OriginalCheckpoint, Mapping[str, Any]], dict[str, Any]] = lambda checkpoint, options: {}
+    sizes: Callable[[OriginalCheckpoint], dict[str, Any]] | None = None  # where the tensors have other names than usual
+    unused: dict[str, str] = field(default_factory=dict)  # patterns of tensors that no matcher needs -> what they are
+    third: str = "the caption model, which only training needs"  # what a third state dict holds
 
 
 TEXT_NAMES = {"embed.": "text_encoder.embed.", "rnn.": "text_encoder.rnn."}
@@ -79,6 +82,67 @@ def _vsrn_arguments(checkpoint: OriginalCheckpoint, options: Mapping[str, Any]) 
     }
 
 
+HREM_HEADS = 16  # fixed in the released code
+BERT_HEAD = 64  # channels of an attention head in every published BERT
+
+
+def _hrem_names(checkpoint: OriginalCheckpoint) -> Names:
+    image = {"fc.": "image_encoder.projection.", "aggr.layers.0.": "image_encoder.aggregation.layer."}
+    text = {
+        "bert.": "text_encoder.words.model.",
+        "linear.": "text_encoder.linear.",
+        "aggr.layers.0.": "text_encoder.aggregation.layer.",
+    }
+    return image, text
+
+
+def _hrem_sizes(checkpoint: OriginalCheckpoint) -> dict[str, Any]:
+    image, text = checkpoint.parts[:2]
+    for part, where, name in ((image, "first", "fc.fc.weight"), (text, "second", "bert.embeddings.word_embeddings.weight")):
+        if name not in part or part[name].dim() != 2:
+            found = ", ".join(sorted(part)[:6]) or "nothing"
+            raise ConversionError(
+                f"{checkpoint.path}: no matrix {name!r} in the {where} state dict, which holds {found}; of HREM the "
+                "released checkpoints with BERT can be read"
+            )
+    embed_dim, image_dim = image["fc.fc.weight"].shape
+    vocabulary_size = len(text["bert.embeddings.word_embeddings.weight"])
+    return {"image_dim": image_dim, "embed_dim": embed_dim, "vocabulary_size": vocabulary_size}
+
+
+def bert_config(text: Mapping[str, Tensor], heads: int | None = None) -> dict[str, Any]:
+    """The configuration of a BERT, read off its tensors (`bert.*`); the number of heads leaves no trace in them."""
+    shapes = {name.removeprefix("bert."): tuple(tensor.shape) for name, tensor in text.items() if name.startswith("bert.")}
+    vocab_size, width = shapes["embeddings.word_embeddings.weight"]
+    layers = {name.split(".")[2] for name in shapes if name.startswith("encoder.layer.")}
+    return {
+        "model_type": "bert",
+        "vocab_size": vocab_size,
+        "hidden_size": width,
+        "num_hidden_layers": len(layers),
+        "num_attention_heads": heads or max(1, width // BERT_HEAD),
+        "intermediate_size": shapes.get("encoder.layer.0.intermediate.dense.weight", (4 * width,))[0],
+        "max_position_embeddings": shapes.get("embeddings.position_embeddings.weight", (512,))[0],
+        "type_vocab_size": shapes.get("embeddings.token_type_embeddings.weight", (2,))[0],
+    }
+
+
+def _hrem_arguments(checkpoint: OriginalCheckpoint, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The released code: a residual MLP beside the linear map, the two largest values of a channel, padding counted."""
+    image, text = checkpoint.parts[:2]
+    hidden = image.get("aggr.layers.0.linear1.weight")
+    return {
+        "text": "hf:bert-base-uncased",
+        "text_config": bert_config(text, options.get("bert_heads")),
+        "text_pretrained": False,
+        "projection": "mlp" if "fc.mlp.layers.0.weight" in image else "linear",
+        "top": 2,
+        "padding": "counted",
+        "heads": options.get("heads", HREM_HEADS),
+        "hidden": None if hidden is None else len(hidden),
+    }
+
+
 KINDS: dict[str, Kind] = {
     "vsepp": Kind("vse++", _vse_names),
     "scan": Kind(
@@ -107,10 +171,23 @@ KINDS: dict[str, Kind] = {
         {"data_name": Option(None)},
         _vsrn_arguments,
     ),
+    "hrem": Kind(
+        "hrem",
+        _hrem_names,
+        {"residual_weight": Option("beta", 0.8), "heads": Option(None), "bert_heads": Option(None)},
+        _hrem_arguments,
+        _hrem_sizes,
+        {
+            "fc.mlp.bns.1.*": "a batch normalisation that the released code makes and never applies",
+            "bert.pooler.*": "BERT's pooler, which nothing reads",
+            "bert.embeddings.position_ids": "the numbers of BERT's positions, which are counted anew",
+        },
+        "the relation graph, which only training needs",
+    ),
 }
 
 # Kinds that are known and cannot be read yet: each becomes an entry of KINDS when its matcher arrives.
-LATER = ("hrem", "vse-infinity")
+LATER = ("vse-infinity",)
 
 
 def kinds() -> list[str]:

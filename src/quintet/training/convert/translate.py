@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -44,14 +45,22 @@ def translate(kind: str, checkpoint: OriginalCheckpoint, overrides: Mapping[str,
     options = checkpoint.options | dict(overrides or {})
     _check_options(checkpoint, name, options)
     chosen, assumed = _choices(entry, options)
-    arguments = _sizes(checkpoint) | chosen | entry.arguments(checkpoint, options)
+    arguments = (entry.sizes or _sizes)(checkpoint) | chosen | entry.arguments(checkpoint, options)
     try:
         matcher = create_model(entry.model, **arguments)
     except RecipeError as error:
         raise ConversionError(f"{checkpoint.path} has options that cannot be used: {error}") from None
+    checkpoint, dropped = _without_unused(checkpoint, entry)
     state = rename_tensors(checkpoint, name, entry.names(checkpoint), matcher.state_dict())
-    dropped = ["the caption model, which only training needs"] if len(checkpoint.parts) > 2 else []
+    dropped += [entry.third] if len(checkpoint.parts) > 2 else []
     return Translation(entry.model, arguments, state, assumed, dropped)
+
+
+def _without_unused(checkpoint: OriginalCheckpoint, entry: Kind) -> tuple[OriginalCheckpoint, list[str]]:
+    unused = {name for part in checkpoint.parts for name in part for pattern in entry.unused if fnmatchcase(name, pattern)}
+    parts = [{name: tensor for name, tensor in part.items() if name not in unused} for part in checkpoint.parts]
+    told = [what for pattern, what in entry.unused.items() if any(fnmatchcase(name, pattern) for name in unused)]
+    return replace(checkpoint, parts=parts), told
 
 
 def _choices(entry: Kind, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -141,5 +150,5 @@ def _hint(checkpoint: OriginalCheckpoint, kind: str) -> str:
     if any(name.startswith("cnn.") for name in image):
         return ": it holds an image network, and only matchers on precomputed features can be converted"
     both = "rnn.weight_ih_l0_reverse" in text
-    likely = ["vsrn"] if count_blocks(image) else ["scan", "bfan"] if both else ["vsepp"]
+    likely = ["hrem"] if "fc.fc.weight" in image else ["vsrn"] if count_blocks(image) else ["scan", "bfan"] if both else ["vsepp"]
     return "" if kind in likely else f": by its tensors it may be of kind {' or '.join(likely)}"

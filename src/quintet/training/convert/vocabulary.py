@@ -1,4 +1,4 @@
-"""Reading the vocabularies of the original implementations: SCAN's JSON, or the pickled object of VSE++ and VSRN."""
+"""Reading the vocabularies of the original implementations: SCAN's JSON, the pickled object of VSE++ and VSRN, BERT's."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from quintet.data.vocabulary import WordVocabulary
+from quintet.data.wordpiece import WordPiece
 from quintet.training.convert.checkpoint import ConversionError
 
 
@@ -47,11 +48,13 @@ def _refuse(what: str) -> Any:
     raise _Refused(what)
 
 
-def read_vocabulary(path: Path | str) -> WordVocabulary:
-    """An original vocabulary. Nothing in the file is executed."""
+def read_vocabulary(path: Path | str) -> WordVocabulary | WordPiece:
+    """An original vocabulary, or BERT's `vocab.txt`. Nothing in the file is executed."""
     path = Path(path)
     if not path.is_file():
         raise ConversionError(f"{path} does not exist" if not path.exists() else f"{path} is not a file")
+    if path.suffix == ".txt":
+        return WordPiece.load(path)
     data = path.read_bytes()
     if data.lstrip()[:1] == b"{":
         return WordVocabulary.load_scan_json(path)

@@ -14,6 +14,7 @@ from quintet.errors import RecipeError
 from quintet.evaluation.metrics import RECALLS
 from quintet.training.recipe import NegativesRecipe, Recipe
 from quintet.training.studies.aoq_timing import time_batches
+from quintet.training.studies.shared_lists import share_lists
 from quintet.training.studies.study import Column, Extra, Layout, Row, Study, Variant
 
 ONLINE, ADAPTIVE = "online", "adap-off-quin"
@@ -59,7 +60,7 @@ def aoq_study(
     _add_batch_sizes(plan, rounds, batch_size)
     _add_weights(plan, rounds, alpha, beta)
     extras = (_timing(main),) if timing else ()
-    return Study("aoq", base.name, ONLINE, tuple(plan.variants), tuple(plan.tables), extras)
+    return Study("aoq", base.name, ONLINE, tuple(plan.variants), tuple(plan.tables), extras, share_lists)
 
 
 class _Plan:

@@ -26,12 +26,14 @@ from quintet.training import stages
 from quintet.training.build import open_data
 from quintet.training.devices import pick_device
 from quintet.training.logs import Display, Silent
-from quintet.training.recipe import parse_recipe
+from quintet.training.recipe import Recipe, parse_recipe
 from quintet.training.run import file_checksum, read_head
 from quintet.training.studies.measure import Measurement, measure_run
 from quintet.training.studies.study import Extra, Study, Trained, Variant, differences
 from quintet.training.studies.summary import Outcome, Paired, summarise
 from quintet.training.studies.table import render_tables
+
+IN_PASSING = "mining "  # how a stage announces that it mines
 
 
 @dataclass(frozen=True)
@@ -164,10 +166,20 @@ class _Runner:
             if begun:
                 stages.resume(folder, device=self.device, display=cast(Display, noted))
             else:
-                recipe = variant.recipe_for(seed, folders)
+                recipe = self._recipe(variant, seed)
+                if self.study.prepare is not None:
+                    self.study.prepare(folder, recipe, self._siblings(seed))
                 stages.train(recipe, folder, device=self.device, display=cast(Display, noted))
         finally:
             write_json(folder / "study.json", record | {"device": self.device, "notes": noted.notes} | watch.facts())
+
+    def _recipe(self, variant: Variant, seed: int) -> Recipe:
+        return variant.recipe_for(seed, {key: self.folder(key, seed) for key in variant.needs})
+
+    def _siblings(self, seed: int) -> dict[Path, Recipe]:
+        """The finished runs of a seed."""
+        done = [key for (key, other), found in self.outcomes.items() if other == seed and found.status == "trained"]
+        return {self.folder(key, seed): self._recipe(self.study.variant(key), seed) for key in done}
 
     def _measure(self, variant: Variant, seed: int) -> dict[str, Measurement]:
         record = read_json(self.folder(variant.key, seed) / "study.json")
@@ -232,7 +244,8 @@ class _Noting:
         self.notes = list(notes)
 
     def note(self, message: str) -> None:
-        if message not in self.notes:  # a resumed training may say it again
+        # What is said in passing is not worth keeping; and a resumed training may repeat itself.
+        if not message.startswith(IN_PASSING) and message not in self.notes:
             self.notes.append(message)
         self._display.note(message)
 

@@ -104,6 +104,8 @@ class Study:
     variants: tuple[Variant, ...]
     tables: tuple[Layout, ...]
     extras: tuple[Extra, ...] = ()
+    # called before a run starts with its folder, its recipe, and the finished runs of the same seed with theirs
+    prepare: Callable[[Path, Recipe, Mapping[Path, Recipe]], None] | None = None
 
     def __post_init__(self) -> None:
         known: set[str] = set()

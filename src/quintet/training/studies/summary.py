@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -68,7 +69,7 @@ def summarise(
         ]
         for variant in study.variants
     }
-    return {
+    summary = {
         "format": FORMAT,
         "version": VERSION,
         "study": study.name,
@@ -86,6 +87,7 @@ def summarise(
         },
         "provenance": provenance(),
     }
+    return json.loads(json.dumps(summary))  # exactly what a reader of the file gets
 
 
 def _run(
@@ -114,7 +116,7 @@ def _run(
 
 
 def _at_chance(content: Mapping[str, Any]) -> bool:
-    """Whether the run may be no better than guessing: rsum's interval reaches down to the chance level."""
+    """Whether the run is not clearly better than guessing: rsum's interval reaches down to the chance level."""
     low = content["intervals"].get("rsum", [content["metrics"]["rsum"]])[0]
     return low <= content["chance"]["rsum"]
 

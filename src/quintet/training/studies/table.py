@@ -53,7 +53,8 @@ def _preamble(summary: dict[str, Any]) -> str:
     )
     return (
         f"Base recipe {summary['base']}; corpus {summary['corpus']}, split {summary['split']}: {summary['images']:,} "
-        f"images, {summary['texts']:,} texts.\nSingle models, each at its best validation epoch; recalls in per cent.\n{spread}"
+        f"images, {summary['texts']:,} texts.\n"
+        f"Single models, each at its best validation epoch; recalls in per cent.\n{spread}"
     )
 
 
@@ -149,7 +150,8 @@ def _notes(summary: dict[str, Any]) -> Iterator[str]:
             yield from (f"{who}: {note}" for note in run["notes"])
             for protocol, found in run["protocols"].items():
                 if found["at_chance"]:
-                    yield f"{who}: no better than guessing ({protocol}: rsum {found['metrics']['rsum']:.1f})"
+                    rsum, chance = (f"{found[name]['rsum']:.1f}" for name in ("metrics", "chance"))
+                    yield f"{who}: not clearly better than guessing ({protocol}: rsum {rsum}, guessing {chance})"
 
 
 def _label(summary: dict[str, Any], key: str) -> str:

@@ -1,0 +1,167 @@
+"""`quintet mine`."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from quintet import processes
+from quintet.errors import QuintetError
+
+if TYPE_CHECKING:
+    from quintet.data.negatives import NegativeLists
+
+SIZES = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+REASONS = {
+    "positive_pairs": "pairs of one group",
+    "duplicate_sentence_pairs": "pairs that share a sentence",
+    "texts_above_false_negative_threshold": "texts above an image's false-negative threshold",
+    "images_above_false_negative_threshold": "images above a text's false-negative threshold",
+}
+
+
+def mine_command(
+    run: Path = typer.Argument(..., metavar="RUN", help="The run whose matcher mines.", show_default=False),
+    corpus: Path | None = typer.Argument(
+        None, metavar="[CORPUS]", help="The corpus to mine; default: the one the run was trained on."
+    ),
+    top_texts: int = typer.Option(300, min=1, help="Hard negative texts for each image."),
+    top_images: int = typer.Option(60, min=1, help="Hard negative images for each text."),
+    split: str = typer.Option("train", help="Which split of the corpus."),
+    out: Path | None = typer.Option(None, "--out", "-o", help="Folder for the lists; default: RUN/negatives/SPLIT."),
+    exclude_duplicates: bool = typer.Option(
+        False, "--exclude-duplicates", help="A sentence equal to one of the image's own is no negative."
+    ),
+    false_negative_margin: float | None = typer.Option(
+        None, help="Leave out what scores more than the anchor's best positive plus this (0, or -0.05 to be stricter)."
+    ),
+    precision: str = typer.Option(
+        "auto", help="How blocks are computed: auto, float32, float16, bfloat16. Float32 scores decide in any case."
+    ),
+    memory: str | None = typer.Option(
+        None, help="Working memory, as in 8G; default: half of a GPU's free memory, 1G on a CPU."
+    ),
+    stage: str | None = typer.Option(None, help="Mine with the selected weights of this stage of the run."),
+    batch_size: int = typer.Option(128, min=1, help="Images or texts encoded at a time."),
+    device: str = typer.Option("auto", help="cpu, cuda, cuda:1 ...; auto takes a GPU where there is one."),
+    as_json: bool = typer.Option(False, "--json", help="Print the manifest as JSON and nothing else."),
+) -> None:
+    """Mine the hardest negatives of a whole split: for every image texts, for every text images.
+
+    `quintet mine runs/first corpora/f30k --top-texts 300 --top-images 60`
+
+    Every pair is compared; texts and images of one group are never negatives of each other. A mining that was stopped
+    or killed goes on where it was when the same command is given again. Several processes share the work:
+    `torchrun --nproc-per-node 2 -m quintet mine ...`.
+    """
+    from quintet.data.corpus import Corpus
+    from quintet.mining.run import mine_run
+    from quintet.training.devices import pick_device
+    from quintet.training.run import open_run
+
+    working = None if memory is None else parse_size(memory)
+    place = pick_device(device)
+    with processes.joined(place):
+        opened = open_run(run, stage=stage, device=place)
+        folder = corpus if corpus is not None else opened.default_corpus
+        if folder is None:
+            raise QuintetError(f"run {run} does not know a corpus; name one: `quintet mine {run} CORPUS`")
+        where = Corpus.open(folder)
+        target = out if out is not None else run / "negatives" / (split if stage is None else f"{split}-{stage}")
+        console = Console(stderr=True, quiet=as_json or not processes.is_first())
+        with _bar(console) as bar:
+            task = bar.add_task("encoding", total=None)
+
+            def show(done: int, total: int) -> None:
+                bar.update(task, description="mining", completed=done, total=total)
+
+            lists = mine_run(
+                opened,
+                where,
+                split,
+                target,
+                device=place,
+                batch_size=batch_size,
+                top_texts=top_texts,
+                top_images=top_images,
+                exclude_duplicates=exclude_duplicates,
+                false_negative_margin=false_negative_margin,
+                precision=precision,
+                memory_bytes=working,
+                progress=show,
+            )
+        first = processes.is_first()
+    if not first:
+        return
+    if as_json:
+        print(json.dumps({"folder": str(target), **lists.manifest}, ensure_ascii=False))
+        return
+    report = Console()
+    report.print(summary_table(lists))
+    report.print(f"lists in {target}", highlight=False, markup=False, soft_wrap=True)
+
+
+def parse_size(text: str) -> int:
+    """Bytes from a size with a unit.
+
+    >>> parse_size("8G") == parse_size("8 GiB") == 8 * 2**30
+    True
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", text, re.IGNORECASE)
+    if match is None:
+        raise QuintetError(f"--memory {text!r} is not a size; write bytes or a unit, as in 512M or 8G")
+    return int(float(match[1]) * SIZES[match[2].upper()])
+
+
+def _bar(console: Console) -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=30), TaskProgressColumn(), TimeElapsedColumn())
+    return Progress(
+        *columns, TextColumn("left"), TimeRemainingColumn(), console=console, disable=not console.is_terminal
+    )
+
+
+def summary_table(lists: NegativeLists) -> Table:
+    """Score quantiles of positives and of the negatives by rank; below, what was left out and why."""
+    facts: dict[str, Any] = lists.manifest
+    found = facts["quantiles"]
+    table = Table(title=_title(facts), box=None, header_style="bold", padding=(0, 1, 0, 0), title_justify="left")
+    table.add_column("scores")
+    for at in found["at"]:
+        table.add_column({0.0: "min", 0.5: "median", 1.0: "max"}.get(at, f"{100 * at:g} %"), justify="right")
+    rows = {"positive pairs": found["positives"]}
+    for side, words in (("texts", "texts of images"), ("images", "images of texts")):
+        rows |= {f"{words}, {'rank ' if rank != 'last' else ''}{rank}": found[side][rank] for rank in found[side]}
+    for label, values in rows.items():
+        table.add_row(label, *(["-"] * len(found["at"]) if values is None else [f"{value:.3f}" for value in values]))
+    notes = [
+        f"{words}: {facts['excluded'][reason]:,} left out"
+        for reason, words in REASONS.items()
+        if facts["excluded"].get(reason)
+    ]
+    for side, anchors in (("texts", "images"), ("images", "texts")):
+        short = facts["lists"][side]["not_full"]
+        if short:
+            notes.append(
+                f"{short:,} of {facts['lists'][side]['anchors']:,} {anchors} have fewer negatives than asked for"
+            )
+    table.caption = "\n".join(notes)
+    table.caption_justify = "left"
+    return table
+
+
+def _title(facts: dict[str, Any]) -> str:
+    from rich.markup import escape
+
+    counts, options = facts["lists"], facts["options"]
+    return (
+        f"split {escape(str(facts['split']))} mined with {escape(str(facts['matcher']['name']))}: "
+        f"{options['top_texts']} texts for each of {counts['texts']['anchors']:,} images, "
+        f"{options['top_images']} images for each of {counts['images']['anchors']:,} texts"
+    )

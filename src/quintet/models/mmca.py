@@ -1,0 +1,253 @@
+"""MMCA: regions and words are related within themselves and, stacked, with each other; two scores are added.
+
+Wei, Zhang, Li, Zhang, Wu: Multi-Modality Cross Attention Network for Image and Sentence Matching, CVPR 2020.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from torch import Tensor, nn
+
+from quintet.backbones.text_encoder import HuggingFaceText, SmallText
+from quintet.codes import Codes
+from quintet.data.batches import ImageBatch, TextBatch
+from quintet.errors import RecipeError
+from quintet.layers.normalize import HALF, l2norm
+from quintet.layers.pooling import masked_mean
+from quintet.layers.regions import RegionProjection
+from quintet.layers.text_cnn import SentenceNorm, TextCNN
+from quintet.layers.transformer_unit import Activation, Scale, TransformerUnit
+from quintet.models.fragments import check_choice
+from quintet.scores.attention_map import AttentionMap
+from quintet.scores.embedding import dot_score_pairs, dot_scores
+from quintet.scores.gram import Precision
+from quintet.scores.joint_attention import JointScorer
+from quintet.scores.joint_map import joint_attention_map
+from quintet.scores.joint_tokens import joint_tokens
+
+SentenceCNN = Literal["encoder", "projected", "shared"]
+Windows = Literal["overrun", "inside"]
+
+
+class CrossModule(nn.Module):
+    """The cross-attention module's weights: its Transformer unit and its text CNN (section 3.4)."""
+
+    def __init__(self, unit: TransformerUnit, cnn: TextCNN) -> None:
+        super().__init__()
+        self.unit = unit
+        self.cnn = cnn
+
+
+class MMCA(nn.Module):
+    """S(I, T) = i0 . c0 + alpha i1 . c1: an embedding of each item, and a joint look at each pair.
+
+    Codes carry i0 or c0 as `embedding`, and per region or word, as `fragments`, what the joint look needs of the item:
+    queries, keys, values and the attention within the item, computed once (see `JointTokens`). The embeddings alone
+    (`score_embeddings`) are a first stage whose best results the whole score can re-rank.
+    """
+
+    image_input: Literal["fragments", "pixels"] = "fragments"
+
+    def __init__(
+        self,
+        regions: RegionProjection,
+        region_unit: TransformerUnit,
+        text_encoder: nn.Module,
+        words: nn.Module,
+        sentence_cnn: TextCNN,
+        cross: CrossModule | None,
+        *,
+        alpha: float,
+        cnn_reads_projection: bool,
+        precision: Precision,
+        budget: int | None,
+        recompute: bool,
+    ) -> None:
+        super().__init__()
+        self.regions = regions
+        self.region_unit = region_unit
+        self.text_encoder = text_encoder
+        self.words = words
+        self.sentence_cnn = sentence_cnn
+        self.cross = cross
+        self.alpha = alpha
+        self.cnn_reads_projection = cnn_reads_projection
+        self.computes: dict[str, Any] = {"precision": precision, "budget": budget, "recompute": recompute}
+        self.embed_dim = region_unit.dim  # of Codes.embedding
+
+    @property
+    def joint(self) -> bool:
+        """Whether pairs get a joint look at all."""
+        return self.cross is not None and self.alpha != 0
+
+    def frozen_text_encoder(self) -> nn.Module | None:
+        """The text encoder where its word features never change, so that training may read them from a file."""
+        return self.text_encoder if getattr(self.text_encoder, "repeatable", False) else None
+
+    def encode_images(self, images: ImageBatch) -> Codes:
+        """i0 (Eq. 5) and the regions R; mask and boxes are kept."""
+        if images.fragments is None:
+            raise RecipeError("MMCA reads features of regions, and this batch holds pixels; extract features first")
+        regions = self.regions(images.fragments, images.mask)  # (n, k, d)
+        embedding = masked_mean(self.region_unit(regions, images.mask), images.real())  # (n, d)
+        return self._codes(embedding, regions, images.mask, images.boxes)
+
+    def encode_texts(self, texts: TextBatch) -> Codes:
+        """c0 (Eq. 6 and 7) and the words E, projected to d channels."""
+        features = texts.features
+        if features is None:
+            features = self.text_encoder(texts.tokens, texts.lengths)  # (n, m, width of the encoder)
+        mask = texts.real()
+        words = self.words(features).masked_fill(~mask[..., None], 0)  # (n, m, d)
+        embedding = self.sentence_cnn(words if self.cnn_reads_projection else features, mask)  # (n, d)
+        return self._codes(embedding, words, mask, None)
+
+    def score(self, image_codes: Codes, text_codes: Codes) -> Tensor:
+        """(n_images, n_texts)."""
+        scores = dot_scores(image_codes, text_codes)
+        return scores + self.alpha * self._scorer()(image_codes, text_codes) if self.joint else scores
+
+    def score_pairs(self, image_codes: Codes, text_codes: Codes) -> Tensor:
+        """(n,): row i against row i."""
+        scores = dot_score_pairs(image_codes, text_codes)
+        return scores + self.alpha * self._scorer()(image_codes, text_codes, paired=True) if self.joint else scores
+
+    def score_embeddings(self, image_codes: Codes, text_codes: Codes) -> Tensor:
+        """(n_images, n_texts): i0 . c0 alone, which is the score at alpha = 0; a first stage for re-ranking."""
+        return dot_scores(image_codes, text_codes)
+
+    def attention(self, image_code: Codes, text_code: Codes) -> AttentionMap:
+        """How each word of a sentence shares its look at the regions of a picture, mean over the heads."""
+        if self.cross is None:
+            raise RecipeError("this MMCA was made without its cross-attention module, so there is no attention to show")
+        return joint_attention_map(image_code, text_code, self.cross.unit)
+
+    def _codes(self, embedding: Tensor, fragments: Tensor, mask: Tensor | None, boxes: Tensor | None) -> Codes:
+        # Under autocast vectors come in half precision, too coarse for margins and ranks.
+        unit = l2norm(embedding.float() if embedding.dtype in HALF else embedding, eps=0)
+        if not self.joint or self.cross is None:
+            return Codes(embedding=unit)
+        tokens = joint_tokens(self.cross.unit, fragments, mask)
+        return Codes(embedding=unit, fragments=tokens.packed(), mask=mask, boxes=boxes)
+
+    def _scorer(self) -> JointScorer:
+        assert self.cross is not None
+        return JointScorer(self.cross.unit, self.cross.cnn, **self.computes)
+
+
+def build_mmca(
+    *,
+    image_dim: int = 2048,
+    vocabulary_size: int,
+    embed_dim: int = 256,
+    heads: int = 16,
+    alpha: float = 0.2,
+    cross: bool = True,
+    text: str = "small",
+    text_trainable: bool = False,
+    text_dropout: bool = False,
+    text_pretrained: bool = True,
+    text_config: dict[str, Any] | None = None,
+    text_dim: int = 256,
+    text_layers: int = 2,
+    text_heads: int = 4,
+    project_words: bool = True,
+    sentence_cnn: SentenceCNN = "encoder",
+    filters: int = 256,
+    windows: Windows = "overrun",
+    sentence_norm: SentenceNorm = "l2",
+    scale: Scale = "sqrt_dk",
+    ffn_dim: int | None = None,
+    activation: Activation = "relu",
+    attention_bias: bool = False,
+    dropout: float = 0.0,
+    precision: Precision = "float32",
+    budget: int | None = None,
+    recompute: bool = True,
+) -> MMCA:
+    """MMCA from plain arguments. What the paper leaves open is an argument; docs/methods/mmca.md says why each default.
+
+    - `cross=False` leaves the cross-attention module out (an ablation of the paper); `alpha` weighs it.
+    - `text`: "hf:FOLDER" or "hf:HUB_NAME" for a BERT-like encoder, frozen unless `text_trainable`; or "small", one of
+      `text_dim` channels, `text_layers` layers and `text_heads` heads that is trained with the rest. `text_dropout`
+      leaves a frozen encoder's dropout on in training, and gives the small one some (0.1). `text_config` and
+      `text_pretrained=False` make a BERT-like encoder without reading its weights; a run keeps both, so that it opens
+      anywhere.
+    - `project_words`: a linear map of the encoder's outputs to `embed_dim`; False needs an encoder of that width.
+    - `sentence_cnn`: the CNN of c0 reads the "encoder"'s outputs or the "projected" ones, with weights of its own, or
+      is the one of c1 ("shared").
+    - `windows`: CNN windows may "overrun" the last word, or lie "inside" the sentence; `filters` for each width.
+    - `sentence_norm`: what stands before the unit length of c0 and c1: nothing ("l2") or "layernorm" (Eq. 7).
+    - `scale`, `ffn_dim`, `activation`, `attention_bias`, `dropout`: see `TransformerUnit`; for both units.
+    - `precision` ("bfloat16": half precision for pairs), `budget` (bytes of a block) and `recompute` (blocks are
+      computed again in the backward pass) are about speed and memory, not about the method.
+
+    >>> import torch
+    >>> matcher = build_mmca(image_dim=8, vocabulary_size=10, embed_dim=8, heads=2, text_dim=4, filters=6).eval()
+    >>> pictures = matcher.encode_images(ImageBatch(fragments=torch.randn(2, 5, 8)))
+    >>> sentences = matcher.encode_texts(TextBatch.from_ids([[1, 5, 2], [1, 2], [3]]))
+    >>> matcher.score(pictures, sentences).shape, matcher.score_embeddings(pictures, sentences).shape
+    (torch.Size([2, 3]), torch.Size([2, 3]))
+    """
+    check_choice("sentence_cnn", sentence_cnn, SentenceCNN)
+    check_choice("windows", windows, Windows)
+    check_choice("sentence_norm", sentence_norm, SentenceNorm)
+    check_choice("scale", scale, Scale)
+    check_choice("activation", activation, Activation)
+    check_choice("precision", precision, Precision)
+    if text == "small":
+        text_encoder: nn.Module = SmallText(
+            vocabulary_size, text_dim, layers=text_layers, heads=text_heads, dropout=0.1 if text_dropout else 0.0
+        )
+    else:
+        settings = {"config": text_config, "pretrained": text_pretrained, "trainable": text_trainable}
+        text_encoder = _pretrained_text(text, vocabulary_size, dropout=text_dropout, **settings)
+    text_width = int(text_encoder.dim)  # type: ignore[arg-type]
+    needs_words = cross or sentence_cnn == "projected"  # of the regions' width
+    if needs_words and not project_words and text_width != embed_dim:
+        raise RecipeError(
+            f"words are stacked with regions of {embed_dim} channels, and the text encoder gives {text_width}; "
+            "leave project_words on, or make embed_dim equal"
+        )
+    if sentence_cnn == "shared" and not cross:
+        raise RecipeError("sentence_cnn='shared' needs the cross-attention module; use 'projected' without it")
+
+    def unit() -> TransformerUnit:
+        shape: dict[str, Any] = {"ffn_dim": ffn_dim, "activation": activation, "scale": scale}
+        return TransformerUnit(embed_dim, heads, bias=attention_bias, dropout=dropout, **shape)
+
+    def cnn(width: int) -> TextCNN:
+        return TextCNN(width, embed_dim, filters=filters, norm=sentence_norm, inside=windows == "inside")
+
+    cross_module = CrossModule(unit(), cnn(embed_dim)) if cross else None
+    if sentence_cnn == "shared" and cross_module is not None:
+        first_cnn = cross_module.cnn
+    else:
+        first_cnn = cnn(text_width if sentence_cnn == "encoder" else embed_dim)
+    return MMCA(
+        RegionProjection(image_dim, embed_dim),
+        unit(),
+        text_encoder,
+        nn.Linear(text_width, embed_dim) if project_words and needs_words else nn.Identity(),
+        first_cnn,
+        cross_module,
+        alpha=alpha,
+        cnn_reads_projection=sentence_cnn != "encoder",
+        precision=precision,
+        budget=budget,
+        recompute=recompute,
+    )
+
+
+def _pretrained_text(text: str, vocabulary_size: int, **settings: Any) -> HuggingFaceText:
+    if not text.startswith("hf:"):
+        raise RecipeError(f"matcher 'mmca': text is 'small' or 'hf:FOLDER_OR_HUB_NAME', not {text!r}")
+    name = text.removeprefix("hf:")
+    encoder = HuggingFaceText(name, **settings)
+    if vocabulary_size > encoder.vocabulary_size:
+        raise RecipeError(
+            f"the tokenizer has {vocabulary_size} ids, the text encoder {name} knows {encoder.vocabulary_size}; use "
+            f"its own: data.tokenizer={{kind: wordpiece, source: {name}}}"
+        )
+    return encoder

@@ -1,0 +1,40 @@
+"""Runs that mine with the same matcher in the same way share the lists: the first one mines, the others copy."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from quintet.files import complete_or_absent
+from quintet.training.recipe import Recipe, StageRecipe
+
+MINING = {"source", "top_texts", "top_images", "exclude_duplicates", "false_negative_margin"}
+
+
+def share_lists(run: Path, recipe: Recipe, siblings: Mapping[Path, Recipe]) -> None:
+    """Copy into a run that is about to start the lists that a sibling has mined. Training checks them as ever."""
+    for stage in recipe.stages:
+        source = _find(stage, siblings)
+        target = run / "stages" / stage.name / "negatives"
+        if source is None or (target / "manifest.json").is_file():
+            continue
+        # The manifest comes last: until it is there, the folder holds no lists and training would mine.
+        for path in sorted(source.iterdir(), key=lambda path: path.name == "manifest.json"):
+            with complete_or_absent(target / path.name) as temporary:
+                shutil.copyfile(path, temporary)
+
+
+def _find(stage: StageRecipe, siblings: Mapping[Path, Recipe]) -> Path | None:
+    if stage.negatives is None:
+        return None
+    wanted = stage.negatives.model_dump(include=MINING)
+    for folder, recipe in siblings.items():
+        names = {other.name for other in recipe.stages}
+        for other in recipe.stages:
+            lists = folder / "stages" / other.name / "negatives"
+            same = other.negatives is not None and other.negatives.model_dump(include=MINING) == wanted
+            # A stage mined with by its name belongs to one run alone.
+            if same and wanted["source"] not in names and (lists / "manifest.json").is_file():
+                return lists
+    return None

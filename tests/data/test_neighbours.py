@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quintet.data.corpus import Corpus, Image, Split, Text
+from quintet.data.neighbours import kmeans, neighbour_batches
+from quintet.data.sampling import epoch_batches
+
+
+def blobs(clusters: int, size: int) -> tuple[torch.Tensor, np.ndarray]:
+    generator = torch.Generator().manual_seed(0)
+    centres = torch.randn(clusters, 6, generator=generator) * 10
+    truth = np.repeat(np.arange(clusters), size)
+    return centres[truth] + torch.randn(len(truth), 6, generator=generator) * 0.1, truth
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_kmeans_finds_well_separated_blobs(seed: int) -> None:
+    vectors, truth = blobs(5, 8)
+    labels = kmeans(vectors, 5, seed=(seed,)).numpy()
+    for cluster in range(5):
+        assert len(set(labels[truth == cluster])) == 1
+    assert len(set(labels)) == 5
+
+
+def test_kmeans_ends_where_every_vector_is_nearest_to_its_own_mean() -> None:
+    vectors = torch.randn(60, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    labels = kmeans(vectors, 7, seed=(3,), rounds=100)
+    used = labels.unique()
+    means = torch.stack([vectors[labels == label].mean(0) for label in used])
+    for row, label in enumerate(labels):
+        gaps = (vectors[row] - means).square().sum(1)
+        assert used[gaps.argmin()] == label
+    assert torch.equal(labels, kmeans(vectors, 7, seed=(3,), rounds=100)), "a function of vectors and seed"
+
+
+def test_kmeans_of_equal_or_few_vectors() -> None:
+    assert kmeans(torch.ones(5, 2), 3, seed=(0,)).shape == (5,)
+    assert kmeans(torch.eye(3), 3, seed=(0,)).unique().numel() == 3
+    assert kmeans(torch.eye(3), 1, seed=(0,)).tolist() == [0, 0, 0]
+    with pytest.raises(ValueError, match="3 vectors cannot make 4 clusters"):
+        kmeans(torch.eye(3), 4, seed=(0,))
+
+
+def split_of(captions: list[int]) -> Split:
+    names = [str(number) for number in range(len(captions))]
+    texts = [Text(f"{name}#{k}", name, "a dog", name) for name, count in zip(names, captions, strict=True) for k in range(count)]
+    return Corpus("c", [Image(name, name) for name in names], texts, {"train": names}).split("train")
+
+
+@given(
+    captions=st.lists(st.integers(1, 4), min_size=4, max_size=30),
+    clusters=st.integers(1, 5),
+    per=st.sampled_from(["texts", "images"]),
+    drop_last=st.booleans(),
+    seed=st.integers(0, 50),
+)
+@settings(max_examples=60, deadline=None)
+def test_an_epoch_visits_the_same_pairs_in_as_many_batches(
+    captions: list[int], clusters: int, per: Literal["texts", "images"], drop_last: bool, seed: int
+) -> None:
+    split = split_of(captions)
+    labels = np.random.default_rng(seed).integers(clusters, size=len(captions))
+    batches = neighbour_batches(split, labels, 6, 3, seed=(seed, 1), per=per, drop_last=drop_last)
+    plain = epoch_batches(split, 6, seed=(seed, 1), per=per, drop_last=drop_last)
+    assert sorted(map(len, batches)) == sorted(map(len, plain))
+    pairs = np.concatenate(batches)
+    assert len(np.unique(pairs[:, 1])) == len(pairs), "no text comes twice"
+    assert all(split.texts[text].image == split.images[image].id for image, text in pairs)
+    if per == "texts" and sum(map(len, plain)) == len(split.texts):
+        assert sorted(pairs[:, 1]) == list(range(len(split.texts)))
+    again = neighbour_batches(split, labels, 6, 3, seed=(seed, 1), per=per, drop_last=drop_last)
+    assert all(np.array_equal(one, other) for one, other in zip(batches, again, strict=True))
+
+
+def test_batches_are_bunches_of_one_cluster_with_different_pictures() -> None:
+    split = split_of([3] * 48)
+    labels = np.arange(48) % 4  # twelve pictures each
+    batches = neighbour_batches(split, labels, 8, 4, seed=(0,))
+    for batch in batches:
+        for bunch in np.split(batch, 2):
+            assert len(set(labels[bunch[:, 0]])) == 1
+            assert len(set(bunch[:, 0])) == 4, "one text for each picture"
+    together = {(labels[batch[0, 0]], labels[batch[4, 0]]) for batch in batches}
+    assert len(together) > 4, "which clusters meet is a matter of chance"
+    other = neighbour_batches(split, labels, 8, 4, seed=(1,))
+    assert any(not np.array_equal(one, two) for one, two in zip(batches, other, strict=True))

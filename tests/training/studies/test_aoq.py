@@ -1,0 +1,218 @@
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from quintet.errors import RecipeError
+from quintet.files import read_json
+from quintet.losses import OBJECTIVES
+from quintet.training import negatives as mining
+from quintet.training.recipe import Recipe, list_recipes, load_recipe, parse_recipe
+from quintet.training.studies import STUDIES
+from quintet.training.studies.aoq import ABLATIONS, aoq_study
+from quintet.training.studies.engine import Settings, run_study
+from quintet.training.studies.study import Study
+
+QUICK = Settings(seeds=(0, 1), device="cpu", bootstrap=0, resamples=50)
+MAIN = ["online", "off-tri", "off-quin", "adap-off-quin"]
+
+
+@pytest.fixture
+def two_rounds(tiny_recipe: dict[str, Any]) -> Recipe:
+    second = copy.deepcopy(tiny_recipe["stages"][0]) | {
+        "name": "offline",
+        "epochs": 1,
+        "loss": {"quintuplet": {"variant": "adaptive", "alpha": 0.4, "warmup_epochs": 0.5}},
+        "negatives": {"from": "online", "top_texts": 10, "top_images": 5},
+    }
+    return parse_recipe(tiny_recipe | {"stages": [*tiny_recipe["stages"], second]})
+
+
+def recipe_of(study: Study, key: str) -> Recipe:
+    return parse_recipe(study.variant(key).content(0))
+
+
+def keys(study: Study) -> list[str]:
+    return [variant.key for variant in study.variants]
+
+
+def test_the_registry_knows_it(two_rounds: Recipe) -> None:
+    assert STUDIES.create("aoq", base=two_rounds, timing=True).extras[0].key == "timing"
+    with pytest.raises(RecipeError, match="takes no argument 'tops'; did you mean 'top'"):
+        STUDIES.create("aoq", base=two_rounds, tops=[200])
+
+
+def test_the_four_losses_differ_in_their_variant_alone(two_rounds: Recipe) -> None:
+    study = aoq_study(two_rounds)
+    assert keys(study) == MAIN
+    assert [variant.label for variant in study.variants] == [
+        "VSE++",
+        "VSE++ + OffTri",
+        "VSE++ + OffQuin",
+        "VSE++ + AdapOffQuin",
+    ]
+    online = recipe_of(study, "online")
+    assert online.stages == two_rounds.stages[:1]
+    for key, loss in (("off-tri", "triplet"), ("off-quin", "quintuplet"), ("adap-off-quin", "adaptive")):
+        (stage,) = recipe_of(study, key).stages
+        assert stage.loss == {"quintuplet": {"variant": loss, "alpha": 0.4, "warmup_epochs": 0.5}}
+        assert stage.negatives is not None
+        assert (stage.negatives.source, stage.negatives.top_texts, stage.negatives.top_images) == ("@online", 10, 5)
+        assert (stage.init, stage.epochs) == ("scratch", 1)
+        assert study.variant(key).needs == ("online",)
+
+
+def test_ablations(two_rounds: Recipe) -> None:
+    study = aoq_study(two_rounds, ablations=True)
+    assert keys(study) == [*MAIN, *ABLATIONS]
+    losses = {key: recipe_of(study, key).stages[0].loss["quintuplet"] for key in ABLATIONS}
+    assert losses["only-offline"]["variant"] == "only_offline"
+    assert losses["only-offline"]["warmup_epochs"] == 0, "it has no online terms to warm up with"
+    assert recipe_of(study, "fine-tune").stages[0].init == "@online"
+    assert losses["squared"] == {"variant": "quintuplet", "squared": True, "alpha": 0.4, "warmup_epochs": 0.5}
+    for key, arguments in losses.items():
+        OBJECTIVES.create("quintuplet", **arguments)
+        assert recipe_of(study, key).stages[0].negatives == recipe_of(study, "adap-off-quin").stages[0].negatives
+    table = study.tables[1]
+    assert table.rows[0].label == "VSE++ (OnlyOffline)"
+    assert (table.compare, len(table.columns)) == ("adap-off-quin", 6)
+
+
+def test_list_lengths_keep_the_proportion_and_the_own_length_is_not_trained_twice(two_rounds: Recipe) -> None:
+    study = aoq_study(two_rounds, top=[4, 10, 20])
+    assert keys(study) == [*MAIN, "top4", "top20"]
+    negatives = recipe_of(study, "top4").stages[0].negatives
+    assert negatives is not None
+    assert (negatives.top_texts, negatives.top_images) == (4, 2)
+    assert [(row.variant, row.label) for row in study.tables[1].rows] == [
+        ("top4", "VSE++ (h = 4)"),
+        ("adap-off-quin", "VSE++ (h = 10)"),
+        ("top20", "VSE++ (h = 20)"),
+    ]
+
+
+def test_alpha_and_beta_change_one_at_a_time(two_rounds: Recipe) -> None:
+    study = aoq_study(two_rounds, alpha=[0.2, 0.4], beta=[1.0, 2.0])
+    assert [row.label for row in study.tables[1].rows] == [
+        "VSE++ (β = 1.5, α = 0.2)",  # noqa: RUF001
+        "VSE++ (β = 1.5, α = 0.4)",  # noqa: RUF001
+        "VSE++ (β = 1, α = 0.4)",  # noqa: RUF001
+        "VSE++ (β = 2, α = 0.4)",  # noqa: RUF001
+    ]
+    assert study.tables[1].rows[1].variant == "adap-off-quin"
+    loss = recipe_of(study, "beta1-alpha0.4").stages[0].loss["quintuplet"]
+    assert (loss["alpha"], loss["beta"], loss["variant"]) == (0.4, 1.0, "adaptive")
+    assert len(study.variants) == 4 + 3
+
+
+def test_batch_sizes_are_of_the_online_loss(two_rounds: Recipe) -> None:
+    study = aoq_study(two_rounds, batch_size=[9])
+    stage = recipe_of(study, "online-batch9").stages[0]
+    assert (stage.batches.size, stage.negatives) == (9, None)
+    assert [row.label for row in study.tables[1].rows] == ["VSE++ (batch 6)", "VSE++ (batch 9)"]
+    assert recipe_of(study, "online").stages[0].batches.size == 6
+
+
+def test_a_recipe_of_one_round_gets_a_second(tiny_recipe: dict[str, Any]) -> None:
+    tiny_recipe["stages"][0]["loss"]["caption"] = {}
+    study = aoq_study(parse_recipe(tiny_recipe))
+    (stage,) = recipe_of(study, "adap-off-quin").stages
+    assert stage.name == "offline"
+    assert stage.loss == {
+        "quintuplet": {"margin_online": 0.2, "warmup_epochs": 1, "variant": "adaptive"},
+        "caption": {},
+    }
+    assert stage.negatives is not None
+    assert (stage.negatives.source, stage.negatives.top_texts, stage.negatives.top_images) == ("@online", 300, 60)
+    assert (stage.epochs, stage.batches.size) == (2, 6)
+
+
+def test_a_recipe_with_a_teacher_keeps_it_and_gets_a_baseline(two_rounds: Recipe) -> None:
+    offline = two_rounds.stages[1]
+    assert offline.negatives is not None
+    taught = offline.model_copy(update={"negatives": offline.negatives.model_copy(update={"source": "runs/teacher"})})
+    study = aoq_study(two_rounds.model_copy(update={"stages": (taught,)}))
+    stage = recipe_of(study, "online").stages[0]
+    assert stage.loss == {"triplet": {"margin": 0.2, "negatives": "hardest", "warmup_epochs": 0.5}}
+    assert (stage.negatives, stage.epochs) == (None, 1)
+    second = recipe_of(study, "off-tri").stages[0].negatives
+    assert second is not None
+    assert second.source == "runs/teacher"
+    assert study.variant("off-tri").needs == ()
+
+
+def test_fine_tuning_recipes_start_from_round_one(two_rounds: Recipe) -> None:
+    tuned = two_rounds.stages[1].model_copy(update={"init": "previous"})
+    study = aoq_study(two_rounds.model_copy(update={"stages": (two_rounds.stages[0], tuned)}))
+    assert recipe_of(study, "off-quin").stages[0].init == "@online"
+
+
+def test_recipes_that_make_no_study_are_refused(tiny_recipe: dict[str, Any], two_rounds: Recipe) -> None:
+    third = two_rounds.stages[1].model_copy(update={"name": "third"})
+    with pytest.raises(RecipeError, match="2 stages with the quintuplet loss"):
+        aoq_study(two_rounds.model_copy(update={"stages": (*two_rounds.stages, third)}))
+    tiny_recipe["stages"][0]["loss"] = {"caption": {}}
+    with pytest.raises(RecipeError, match="no triplet loss"):
+        aoq_study(parse_recipe(tiny_recipe))
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in list_recipes() if name.startswith(("aoq-", "vse", "scan", "vsrn", "bfan"))]
+)
+def test_every_shipped_recipe_makes_a_study(name: str) -> None:
+    study = aoq_study(
+        load_recipe(name), ablations=True, top=[50], alpha=[0.2], beta=[1.0], batch_size=[192], timing=True
+    )
+    assert len(study.variants) == 4 + 5 + 1 + 2 + 1
+    for variant in study.variants:
+        for stage in parse_recipe(variant.content(0)).stages:
+            for loss, arguments in stage.loss.items():
+                assert set(arguments) <= set(OBJECTIVES.parameters(loss))
+
+
+def test_a_whole_study(two_rounds: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    minings: list[str] = []
+    mine = mining.mine
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        minings.append(options["source"]["weights"])
+        return mine(*arguments, **options)
+
+    monkeypatch.setattr(mining, "mine", counted)
+    study = aoq_study(two_rounds, timing=True)
+    summary = run_study(study, tmp_path, QUICK)
+    assert {run["status"] for variant in summary["variants"].values() for run in variant["runs"]} == {"trained"}
+    assert len(minings) == len(set(minings)) == 2, "one mining a seed, with that seed's first round"
+    assert [row["label"] for row in summary["extras"]["timing"]["rows"]] == [v.label for v in study.variants]
+    text = (tmp_path / "tables.md").read_text(encoding="utf-8")
+    assert "Training time per batch" in text
+    assert "mining" not in text
+    lists = [tmp_path / "runs" / f"{key}-seed0" / "stages" / "offline" / "negatives" for key in MAIN[1:]]
+    for other in lists[1:]:
+        np.testing.assert_array_equal(np.load(lists[0] / "texts.npy"), np.load(other / "texts.npy"))
+    minings.clear()
+    again = run_study(study, tmp_path, QUICK)
+    assert minings == []
+    assert again["variants"] == summary["variants"]
+    assert again["extras"] == summary["extras"]
+
+
+def test_ablations_run_and_lists_of_another_length_are_mined_anew(two_rounds: Recipe, tmp_path: Path) -> None:
+    study = aoq_study(two_rounds, ablations=True, top=[4], alpha=[0.2], batch_size=[9])
+    summary = run_study(study, tmp_path, Settings(seeds=(0,), device="cpu", bootstrap=0, resamples=50))
+    status = {key: variant["runs"][0]["status"] for key, variant in summary["variants"].items()}
+    assert status == dict.fromkeys(keys(study), "trained")
+    shape = {
+        key: read_json(tmp_path / "runs" / f"{key}-seed0" / "stages" / "offline" / "negatives" / "manifest.json")[
+            "shapes"
+        ]
+        for key in ("adap-off-quin", "top4")
+    }
+    assert (shape["adap-off-quin"]["texts"][1], shape["top4"]["texts"][1]) == (10, 4)
+    text = (tmp_path / "tables.md").read_text(encoding="utf-8")
+    for label in ("OnlyOffline", "Fine-tune", "OnlineQuin", "w/o OfflineAdap", "squared", "h = 4", "batch 9"):
+        assert f"| VSE++ ({label}) " in text

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from quintet.data.corpus import Corpus
+from quintet.evaluation.loss_timing import time_losses
+from quintet.losses.step import Progress, Step
+from quintet.training.recipe import parse_recipe
+from quintet.training.stages import train
+from quintet.training.studies import aoq_timing
+from quintet.training.studies.aoq_timing import any_negatives, time_batches
+from quintet.training.studies.study import Trained
+
+
+def test_negatives_of_the_right_shape(tiny_corpus: Path) -> None:
+    split = Corpus.open(tiny_corpus).split("train")
+    rows = any_negatives(split, 40, np.random.default_rng(0))
+    assert len(rows) == 40
+    np.testing.assert_array_equal(split.image_groups[rows.derived_image], split.text_groups[rows.off_text])
+    np.testing.assert_array_equal(split.text_groups[rows.derived_text], split.image_groups[rows.off_image])
+
+
+def test_what_is_timed_is_each_variants_own_loss_after_its_warm_up(
+    tiny_recipe: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terms: dict[str, set[str]] = {}
+
+    def look(matcher: Any, batch: Any, objectives: dict[str, Any], **options: Any) -> list[dict[str, Any]]:
+        for key, objective in objectives.items():
+            terms[key] = set(objective(Step(matcher, batch, Progress())))
+        return time_losses(matcher, batch, objectives, **options)
+
+    monkeypatch.setattr(aoq_timing, "time_losses", look)
+    first = parse_recipe(tiny_recipe)
+    train(first, tmp_path / "run", device="cpu")
+    tiny_recipe["stages"][0] |= {"loss": {"quintuplet": {"warmup_epochs": 9}}, "negatives": {"from": "runs/none"}}
+    recipes = {"online": first, "second": parse_recipe(tiny_recipe)}
+    trained = Trained(dict.fromkeys(recipes, tmp_path / "run"), recipes, "cpu")
+    rows = time_batches(trained, "online", {"online": "A", "second": "A + B"}, repeats=2)
+    assert [row["label"] for row in rows] == ["A", "A + B"]
+    assert [row["batch"] for row in rows] == [6, 6]
+    assert rows[0]["relative"] == 1.0
+    assert terms["online"] == {"triplet.text", "triplet.image"}
+    assert {"quintuplet.offline_text", "quintuplet.derived_pair"} <= terms["second"], "no longer warming up"

@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+from typing import Any
+
+from quintet.evaluation.metrics import RECALLS
+from quintet.training.studies.summary import over_seeds
+from quintet.training.studies.table import markdown_table, render_tables, signed
+
+METRICS = (*RECALLS, "rsum")
+
+
+def variant(label: str, *values: float, **run: Any) -> dict[str, Any]:
+    """A variant whose metrics are all the given value, one per seed, with differences to a reference at 50."""
+    found = over_seeds([dict.fromkeys(METRICS, value) for value in values])
+    changes = over_seeds([dict.fromkeys(METRICS, value - 50.0) for value in values])
+    status = {"status": "trained", "reason": "", "notes": [], "protocols": {}} | run
+    runs = [{"seed": seed, **status} for seed in range(max(1, len(values)))]
+    return {"label": label, "protocols": {"full": found | {"difference": changes}}, "runs": runs}
+
+
+def summary(*, seeds: int = 2, **variants: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "study": "aoq",
+        "base": "some-recipe",
+        "reference": "online",
+        "corpus": "tiny",
+        "split": "test",
+        "images": 1000,
+        "texts": 5000,
+        "protocols": ["full"],
+        "seeds": list(range(seeds)),
+        "variants": variants,
+        "tables": [],
+        "extras": {},
+    }
+
+
+def rows_of(text: str) -> list[list[str]]:
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
+
+
+def layout(*rows: tuple[str, str], compare: str | None = None, columns: tuple[str, ...] = METRICS) -> dict[str, Any]:
+    entries = [{"variant": key, "label": label} for key, label in rows]
+    return {"title": "A table", "rows": entries, "columns": list(columns), "compare": compare}
+
+
+def test_the_layout_of_the_papers_first_table() -> None:
+    content = summary(online=variant("VSRN", 49.0, 51.0), tri=variant("VSRN + OffTri", 52.0, 52.0))
+    content["tables"] = [layout(("online", "VSRN"), ("tri", "VSRN + OffTri"))]
+    rows = rows_of(render_tables(content).split("## A table")[1].split("##")[0])
+    assert rows[0] == ["model", "sentence R@1", "R@5", "R@10", "image R@1", "R@5", "R@10", "rsum"]
+    assert rows[2] == ["**1,000 test images, full**", *[""] * 7]
+    assert rows[3] == ["VSRN", *["50.0 ± 1.4"] * 7]
+    assert rows[4] == ["VSRN + OffTri", *["52.0 ± 0.0"] * 7]
+
+
+def test_one_seed_shows_no_spread() -> None:
+    content = summary(seeds=1, online=variant("VSRN", 50.0))
+    content["tables"] = [layout(("online", "VSRN"))]
+    text = render_tables(content)
+    assert "±" not in text
+    assert "One seed (0), so no spread is known." in text
+
+
+def test_differences_stand_in_parentheses_as_in_the_third_table() -> None:
+    content = summary(
+        seeds=1, online=variant("VSRN", 50.0), adap=variant("VSRN + A", 54.0), odd=variant("VSRN (odd)", 51.5)
+    )
+    content["tables"] = [layout(("odd", "VSRN (odd)"), ("adap", "VSRN (own)"), compare="adap", columns=RECALLS)]
+    rows = rows_of(render_tables(content).split("## A table")[1].split("##")[0])
+    assert rows[3] == ["VSRN (odd)", *["51.5 (-2.5)"] * 6]
+    assert rows[4] == ["VSRN (own)", *["54.0 (+0.0)"] * 6]
+
+
+def test_failures_are_told_and_leave_their_cells_empty() -> None:
+    broken = variant("VSRN (OnlyOffline)", status="failed", reason="the loss term became nan")
+    content = summary(online=variant("VSRN", 50.0, 50.0), broken=broken)
+    content["tables"] = [layout(("broken", "VSRN (OnlyOffline)"))]
+    text = render_tables(content)
+    assert rows_of(text.split("## A table")[1].split("##")[0])[3] == ["VSRN (OnlyOffline)", *["-"] * 7]
+    assert "- VSRN (OnlyOffline), seed 0: failed: the loss term became nan" in text
+
+
+def test_gains_have_each_seeds_difference_and_p_value() -> None:
+    test = {"rsum": {"difference": 4.25, "interval": [1, 7], "p_value": 0.0123}}
+    chance = {"paired": test, "at_chance": True, "metrics": {"rsum": 54.0}, "chance": {"rsum": 53.2}}
+    content = summary(
+        online=variant("VSRN", 50.0, 50.0), adap=variant("VSRN + A", 54.0, 55.0, protocols={"full": chance})
+    )
+    text = render_tables(content)
+    rows = rows_of(text.split("## Difference to VSRN, seed by seed")[1])
+    assert rows[3] == ["VSRN + A", "+4.5 ± 0.7", "+4.2 (0.0123), +4.2 (0.0123)"]
+    assert "- VSRN + A, seed 1: not clearly better than guessing (full: rsum 54.0, guessing 53.2)" in text
+
+
+def test_extra_tables() -> None:
+    content = summary(online=variant("VSRN", 50.0, 50.0))
+    columns = [{"key": "label", "heading": "model", "form": "{}"}, {"key": "s", "heading": "seconds", "form": "{:.3f}"}]
+    content["extras"] = {"timing": {"title": "Time", "columns": columns, "rows": [{"label": "VSRN", "s": 1.0956}]}}
+    assert rows_of(render_tables(content).split("## Time")[1])[2] == ["VSRN", "1.096"]
+    content["extras"]["timing"] |= {"rows": [], "reason": "not measured: why"}
+    assert "not measured: why" in render_tables(content).split("## Time")[1]
+
+
+def test_columns_are_aligned() -> None:
+    lines = markdown_table(["a", "long heading"], [["longer cell", "1"], ["b", "22"]]).splitlines()
+    assert len({len(line) for line in lines}) == 1
+
+
+def test_signed_never_shows_minus_zero() -> None:
+    assert [signed(value) for value in (-0.01, 0.0, 0.06, -0.06)] == ["+0.0", "+0.0", "+0.1", "-0.1"]
