@@ -37,7 +37,15 @@ def make_sparse_store(folder: Path, gigabytes: float) -> int:
         )
         file.truncate(file.tell() + rows * FRAGMENTS * DIM * 4)
     places = np.stack([np.zeros(rows, np.int64), np.arange(rows)], axis=1)
-    write_manifest(folder, [str(row) for row in range(rows)], places, [Part("features.npy")], fragments=FRAGMENTS, dim=DIM, tower={})
+    write_manifest(
+        folder,
+        [str(row) for row in range(rows)],
+        places,
+        [Part("features.npy")],
+        fragments=FRAGMENTS,
+        dim=DIM,
+        tower={},
+    )
     return rows
 
 

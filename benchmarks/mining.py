@@ -110,12 +110,9 @@ class Clock:
         return seconds, value
 
 
-def product_only(images: Codes, texts: Codes, shape: tuple[int, int], dtype: torch.dtype) -> None:
+def product_only(left: Tensor, right: Tensor, shape: tuple[int, int]) -> None:
     """The bare matrix product: same blocks, nothing selected."""
-    assert images.embedding is not None
-    assert texts.embedding is not None
-    left, right = images.embedding.to(dtype), texts.embedding.to(dtype)
-    buffer = torch.empty(shape[0] * shape[1], dtype=dtype, device=left.device)
+    buffer = torch.empty(shape[0] * shape[1], dtype=left.dtype, device=left.device)
     for rows in left.split(shape[0]):
         for columns in right.split(shape[1]):
             torch.mm(rows, columns.T, out=buffer[: len(rows) * len(columns)].view(len(rows), len(columns)))
@@ -218,8 +215,9 @@ def measure(name: str, arguments: argparse.Namespace, device: torch.device) -> d
     def show(kind: str, label: str, seconds: list[float], more: str = "") -> None:
         print(f"{name:6} {kind:8} {label:34} {min(seconds):8.3f} s  {more}", flush=True)
 
+    rounded = [codes.embedding.to(dtype) for codes in (images, texts) if codes.embedding is not None]
     for label, shape in shapes.items():
-        seconds, _ = clock.time(lambda shape=shape: product_only(images, texts, shape, dtype), arguments.repeats)
+        seconds, _ = clock.time(lambda shape=shape: product_only(*rounded, shape), arguments.repeats)
         found["product"][label] = seconds
         show("product", label, seconds)
     bare = min(min(seconds) for seconds in found["product"].values())

@@ -34,7 +34,9 @@ def make_corpus(folder: Path, images: int, fragments: int, dim: int, seed: int) 
     rng = np.random.default_rng(seed)
     names = [str(number) for number in range(images)]
     texts = [
-        Text(f"{name}#{k}", name, " ".join(rng.choice(WORDS, int(rng.integers(8, 15))))) for name in names for k in range(5)
+        Text(f"{name}#{k}", name, " ".join(rng.choice(WORDS, int(rng.integers(8, 15)))))
+        for name in names
+        for k in range(5)
     ]
     splits = {"train": names[20:], "dev": names[:10], "test": names[10:20]}
     Corpus("random", [Image(name, name) for name in names], texts, splits, root=folder).save(folder)
@@ -68,7 +70,17 @@ def samples_per_second(matcher: str, corpus: Path, folder: Path, processes: int,
             probe.bind(("127.0.0.1", 0))
             port = str(probe.getsockname()[1])
         launch += ["-m", "torch.distributed.run", "--nproc-per-node", str(processes), "--master-port", port]
-    command = [*launch, "-m", "quintet", "train", str(folder / "recipe.yaml"), "-o", str(run), "--device", options.device]
+    command = [
+        *launch,
+        "-m",
+        "quintet",
+        "train",
+        str(folder / "recipe.yaml"),
+        "-o",
+        str(run),
+        "--device",
+        options.device,
+    ]
     environment = os.environ | {"OMP_NUM_THREADS": str(options.threads)}
     subprocess.run(command, check=True, env=environment, capture_output=True)
     rows = [row for row in read_jsonl(run / "stages" / "s" / "log.jsonl") if row["kind"] == "validation"]
@@ -95,15 +107,23 @@ def main() -> None:
         folder = Path(name)
         make_corpus(folder / "corpus", options.images, options.fragments, options.dim, options.seed)
         for matcher in options.matchers:
-            rates = {count: samples_per_second(matcher, folder / "corpus", folder, count, options) for count in options.processes}
-            row = {"matcher": matcher, "pairs_per_second": {str(count): round(rate, 1) for count, rate in rates.items()}}
+            rates = {
+                count: samples_per_second(matcher, folder / "corpus", folder, count, options)
+                for count in options.processes
+            }
+            row = {
+                "matcher": matcher,
+                "pairs_per_second": {str(count): round(rate, 1) for count, rate in rates.items()},
+            }
             if 1 in rates:
                 row["speedup"] = {str(count): round(rate / rates[1], 2) for count, rate in rates.items() if count > 1}
             rows.append(row)
             print(json.dumps(row), flush=True)
     settings = {key: value for key, value in vars(options).items() if key != "out"}
     if options.out:
-        write_json(options.out, {"benchmark": "training", "settings": settings, "rows": rows, "provenance": provenance()})
+        write_json(
+            options.out, {"benchmark": "training", "settings": settings, "rows": rows, "provenance": provenance()}
+        )
 
 
 if __name__ == "__main__":

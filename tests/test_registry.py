@@ -5,7 +5,9 @@ import pytest
 from quintet.errors import RecipeError
 from quintet.registry import Registry
 
-THINGS = Registry("thing", {"fraction": "fractions:Fraction", "join": "tests.nowhere:join", "divide": "operator:floordiv"})
+THINGS = Registry(
+    "thing", {"fraction": "fractions:Fraction", "join": "tests.nowhere:join", "divide": "operator:floordiv"}
+)
 
 
 def test_names_builders_and_arguments() -> None:

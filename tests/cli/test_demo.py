@@ -17,7 +17,9 @@ def short_recipe(tmp_path: Path) -> Path:
     """The demo's own recipe, with one epoch."""
     shown = runner.invoke(app, ["recipes", "vse-scenes"]).stdout
     path = tmp_path / "short.yaml"
-    path.write_text(shown.replace(shown[shown.index("    epochs:") :].splitlines()[0], "    epochs: 1"), encoding="utf-8")
+    path.write_text(
+        shown.replace(shown[shown.index("    epochs:") :].splitlines()[0], "    epochs: 1"), encoding="utf-8"
+    )
     return path
 
 
@@ -25,7 +27,14 @@ def test_the_demo_goes_all_the_way(tmp_path: Path, short_recipe: Path) -> None:
     out = tmp_path / "demo"
     result = runner.invoke(app, ["demo", "--out", str(out), "--recipe", str(short_recipe), "--scenes", "64"])
     assert result.exit_code == 0, result.output
-    for word in ("image to text", "text to image", "chance", "R@1", "rsum", "the picture" if "<-" in result.output else "score"):
+    for word in (
+        "image to text",
+        "text to image",
+        "chance",
+        "R@1",
+        "rsum",
+        "the picture" if "<-" in result.output else "score",
+    ):
         assert word in result.output
     measured = json.loads((out / "result-online.json").read_text())
     assert measured["counts"]["images"] == 200

@@ -30,7 +30,9 @@ def test_a_mistyped_command_names_the_nearest() -> None:
     assert "did you mean 'evaluate'" in result.output
 
 
-def test_errors_become_a_message_and_status_one(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_become_a_message_and_status_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def fail() -> None:
         raise QuintetError("the [disk] is full")
 

@@ -201,7 +201,12 @@ def test_extra_fields_never_replace_an_id(tmp_path: Path) -> None:
 
 def test_a_split_without_some_images_has_no_text_and_no_group_of_them() -> None:
     images = [Image("a1", "a"), Image("a2", "a"), Image("b1", "b"), Image("c1", "c")]
-    texts = [Text("t1", "a", "one", "a1"), Text("t2", "a", "two"), Text("t3", "b", "three"), Text("t4", "c", "four", "c1")]
+    texts = [
+        Text("t1", "a", "one", "a1"),
+        Text("t2", "a", "two"),
+        Text("t3", "b", "three"),
+        Text("t4", "c", "four", "c1"),
+    ]
     split = Corpus("x", images, texts, {"train": ["a", "b", "c"]}).split("train")
     left = split.without_images({"a1", "b1"})
     assert [image.id for image in left.images] == ["a2", "c1"]

@@ -67,7 +67,9 @@ def test_pixels_are_read_once_and_within_a_budget(pictures: Corpus, monkeypatch:
 
 def test_random_views_depend_on_the_seed_of_the_pair(pictures: Corpus) -> None:
     source = PictureImages(pictures, to_tensor, noisy)
-    first, again, other = (source.batch(pictures.images, seeds).pixels for seeds in ([[1], [2]], [[1], [2]], [[3], [2]]))
+    first, again, other = (
+        source.batch(pictures.images, seeds).pixels for seeds in ([[1], [2]], [[1], [2]], [[3], [2]])
+    )
     assert first is not None
     assert again is not None
     assert other is not None

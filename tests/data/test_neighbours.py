@@ -50,7 +50,11 @@ def test_kmeans_of_equal_or_few_vectors() -> None:
 
 def split_of(captions: list[int]) -> Split:
     names = [str(number) for number in range(len(captions))]
-    texts = [Text(f"{name}#{k}", name, "a dog", name) for name, count in zip(names, captions, strict=True) for k in range(count)]
+    texts = [
+        Text(f"{name}#{k}", name, "a dog", name)
+        for name, count in zip(names, captions, strict=True)
+        for k in range(count)
+    ]
     return Corpus("c", [Image(name, name) for name in names], texts, {"train": names}).split("train")
 
 

@@ -14,7 +14,9 @@ def split_of(images: list[int], texts: list[int], own: bool = False) -> Split:
     """Groups with so many images and texts each; with `own`, every text names its group's first image."""
     rows = [Image(f"i{g}.{n}", str(g)) for g, count in enumerate(images) for n in range(count)]
     sentences = [
-        Text(f"t{g}.{n}", str(g), "a word", f"i{g}.0" if own else None) for g, count in enumerate(texts) for n in range(count)
+        Text(f"t{g}.{n}", str(g), "a word", f"i{g}.0" if own else None)
+        for g, count in enumerate(texts)
+        for n in range(count)
     ]
     return Corpus("x", rows, sentences, {"train": [str(g) for g in range(len(images))]}).split("train")
 
@@ -49,7 +51,9 @@ def test_a_text_with_a_picture_of_its_own_keeps_it() -> None:
     pairs = np.concatenate(epoch_batches(split, 10, seed=(0,)))
     assert {split.images[image].id for image in pairs[:, 0]} == {"i0.0", "i1.0"}
     per_image = np.concatenate(epoch_batches(split, 10, seed=(0,), per="images"))
-    assert {split.images[image].id for image in per_image[:, 0]} == {"i0.0", "i1.0"}, "pictures without a text are passed over"
+    assert {split.images[image].id for image in per_image[:, 0]} == {"i0.0", "i1.0"}, (
+        "pictures without a text are passed over"
+    )
 
 
 def test_the_plan_depends_on_the_seed_alone() -> None:

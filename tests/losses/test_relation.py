@@ -175,7 +175,11 @@ def test_the_same_seed_gives_the_same_loss_and_another_does_not() -> None:
 def test_ablations() -> None:
     assert set(terms_of(objective(relations="none"))) == {"initial", "without_candidates"}
     assert not list(objective(relations="none").parameters())
-    assert set(terms_of(objective(consistency=False, regularisation=0))) == {"initial", "enhanced", "without_candidates"}
+    assert set(terms_of(objective(consistency=False, regularisation=0))) == {
+        "initial",
+        "enhanced",
+        "without_candidates",
+    }
     for relations in ("inter", "intra"):
         assert terms_of(objective(relations=relations))["enhanced"].values.isfinite().all()
 
@@ -193,7 +197,14 @@ def test_released_settings_count_padding() -> None:
     released = {"matching": "scan", "distance": "plain", "detach_fragments": True, "count_padding": True}
     torch.manual_seed(0)
     model = build_hrem(
-        image_dim=7, vocabulary_size=12, embed_dim=8, word_dim=5, projection="mlp", top=2, padding="counted", dropout=0.0
+        image_dim=7,
+        vocabulary_size=12,
+        embed_dim=8,
+        word_dim=5,
+        projection="mlp",
+        top=2,
+        padding="counted",
+        dropout=0.0,
     ).train()
     terms = terms_of(objective(**released, top=10, regularisation=10.0), model=model)
     assert all(term.values.isfinite().all() for term in terms.values())

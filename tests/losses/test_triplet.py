@@ -131,3 +131,10 @@ def test_equal_scores_sit_at_the_flat_value() -> None:
     term = TripletObjective(margin=0.3)(step_of(torch.full((4, 4), 0.7), [0, 1, 2, 3]))["image"]
     assert term.flat is not None
     torch.testing.assert_close(term.values, torch.full((4,), term.flat))
+
+
+def test_misspelt_choices_are_refused() -> None:
+    with pytest.raises(ValueError, match="hardest or all"):
+        TripletObjective(negatives="hardset")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="ignored or negative"):
+        TripletObjective(same_group="positive")  # type: ignore[arg-type]

@@ -60,7 +60,14 @@ class Case:
 
 
 def make_case(
-    groups: int, seed: int, *, most_texts: int = 7, most_images: int = 3, dim: int = 4, spread: int = 2, sentences: int = 0
+    groups: int,
+    seed: int,
+    *,
+    most_texts: int = 7,
+    most_images: int = 3,
+    dim: int = 4,
+    spread: int = 2,
+    sentences: int = 0,
 ) -> Case:
     """`sentences`: how many different ones there are; 0: all differ."""
     rng = np.random.default_rng(seed)

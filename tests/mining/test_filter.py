@@ -20,7 +20,10 @@ def test_what_reaches_its_row_or_its_column_is_kept() -> None:
     assert taken is not None
     found = sorted(zip(*(part.tolist() for part in taken), strict=True))
     expected = [
-        (r, c, scores[r, c].item()) for r in range(6) for c in range(9) if scores[r, c] >= rows[r] or scores[r, c] >= columns[c]
+        (r, c, scores[r, c].item())
+        for r in range(6)
+        for c in range(9)
+        if scores[r, c] >= rows[r] or scores[r, c] >= columns[c]
     ]
     assert found == expected
     assert 0 < len(expected) < 54

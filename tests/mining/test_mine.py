@@ -128,7 +128,13 @@ def test_samples_that_mislead_are_noticed(case: Any, dots: Any, monkeypatch: pyt
     from quintet.mining.half import HalfSweep
 
     it = real_case(case)
-    options: dict[str, Any] = {"top_texts": 20, "top_images": 10, "tuning": SMALL, "precision": "float16", "memory_bytes": 2**20}
+    options: dict[str, Any] = {
+        "top_texts": 20,
+        "top_images": 10,
+        "tuning": SMALL,
+        "precision": "float16",
+        "memory_bytes": 2**20,
+    }
     right = mine(dots, it.images, it.texts, it.split, **options)
     sampled = HalfSweep._sampled
     for shift in (0.1, -3.0):
@@ -155,7 +161,9 @@ def test_a_cross_attention_matcher_is_mined_too(case: Any, plain: Any, best_frag
     ]
     mask = torch.arange(4) < torch.from_numpy(rng.integers(1, 5, len(it.texts)))[:, None]
     images, texts = Codes(fragments=fragments[0]), Codes(fragments=fragments[1], mask=mask)
-    found = mine(best_fragments, images, texts, it.split, top_texts=9, top_images=7, memory_bytes=2 * LEAST, tuning=SMALL)
+    found = mine(
+        best_fragments, images, texts, it.split, top_texts=9, top_images=7, memory_bytes=2 * LEAST, tuning=SMALL
+    )
     expected = plain(best_fragments.score(images, texts).tolist(), it.split, 9, 7)
     assert np.array_equal(found.texts, expected[0])
     assert np.array_equal(found.images, expected[1])
@@ -189,7 +197,9 @@ def killed_after(dots: Any, calls: int) -> Any:
 
 @pytest.mark.parametrize("margin", [None, 0.5])
 @pytest.mark.parametrize("share", [0.0, 0.4, 0.95])
-def test_a_killed_mining_goes_on_where_it_was(case: Any, dots: Any, tmp_path: Path, share: float, margin: float | None) -> None:
+def test_a_killed_mining_goes_on_where_it_was(
+    case: Any, dots: Any, tmp_path: Path, share: float, margin: float | None
+) -> None:
     it = case(16, 2)
     options: dict[str, Any] = {
         "top_texts": 12, "top_images": 9, "memory_bytes": 4 * LEAST, "tuning": SMALL, "false_negative_margin": margin,

@@ -14,7 +14,8 @@ from quintet.mining.rounded import Embeddings, Products, floor_in
 def make(seed: int, dtype: torch.dtype, size: float, dim: int, resident: bool = True) -> Products:
     generator = torch.Generator().manual_seed(seed)
     sides = [
-        torch.randn(20, dim, generator=generator).pow(3) * size * torch.rand(20, 1, generator=generator) for _ in range(2)
+        torch.randn(20, dim, generator=generator).pow(3) * size * torch.rand(20, 1, generator=generator)
+        for _ in range(2)
     ]
     left, right = (Embeddings(side, dtype, torch.device("cpu"), resident) for side in sides)
     return Products(left, right, kernels=False)

@@ -13,15 +13,22 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from quintet.codes import Codes
+from quintet.data.corpus import Corpus
+from quintet.data.negatives import NegativeLists
 from quintet.mining.mine import mine
 from quintet.mining.plan import Tuning
+from quintet.mining.run import mine_run
 from quintet.scores.embedding import dot_scores
+from quintet.training.recipe import parse_recipe
+from quintet.training.run import open_run
+from quintet.training.stages import train
 
 WAYS: dict[str, dict[str, Any]] = {
     "float32": {"precision": "float32", "memory_bytes": 2**15},
     "float16": {"precision": "float16", "memory_bytes": 2**16},
     "margin": {"precision": "float32", "memory_bytes": 2**15, "false_negative_margin": 0.0},
 }
+PARTS = ("texts", "text_scores", "images", "image_scores")
 
 
 class Products:
@@ -53,30 +60,44 @@ def mine_all(it: Any, folder: Path, out: Path | None, kill: bool) -> dict[str, A
         lists = mine(Products(), it.images, it.texts, it.split, journal=folder / name if kill else None, **arguments)
         found[name] = lists
         if out is not None:
-            np.savez(out / f"{name}-{dist.get_rank()}-{kill}.npz", texts=lists.texts, text_scores=lists.text_scores,
-                     images=lists.images, image_scores=lists.image_scores, excluded=sorted(lists.manifest["excluded"].values()))  # fmt: skip
+            arrays = {part: getattr(lists, part) for part in PARTS}
+            excluded = sorted(lists.manifest["excluded"].values())
+            np.savez(out / f"{name}-{dist.get_rank()}-{kill}.npz", **arrays, excluded=excluded)
     return found
 
 
-def work(rank: int, folder: Path, it: Any) -> None:
+def mine_with_run(run: Path, corpus: Path, out: Path) -> NegativeLists:
+    options: dict[str, Any] = {"top_texts": 5, "top_images": 3, "tuning": Tuning(tile=(4, 8)), "memory_bytes": 2**12}
+    return mine_run(open_run(run), Corpus.open(corpus), "train", out, batch_size=5, **options)
+
+
+def work(rank: int, folder: Path, it: Any, run: Path, corpus: Path) -> None:
     torch.set_num_threads(1)
     os.environ.update(RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank))
     dist.init_process_group("gloo", init_method=f"file://{folder / 'meeting'}", rank=rank, world_size=2)
     for kill in (False, True):
         mine_all(it, folder / "journals", folder, kill)
+    mine_with_run(run, corpus, folder / "lists")
     dist.destroy_process_group()
 
 
 @pytest.mark.slow
-def test_two_processes_mine_what_one_does(case: Any, tmp_path: Path) -> None:
+def test_two_processes_mine_what_one_does(
+    case: Any, tmp_path: Path, tiny_recipe: dict[str, Any], tiny_corpus: Path
+) -> None:
     it = case(90, 7, dim=16, spread=6)
     expected = mine_all(it, tmp_path / "alone", None, False)
-    mp.spawn(work, args=(tmp_path, _Plain(it)), nprocs=2, join=True)
+    train(parse_recipe(tiny_recipe), tmp_path / "run", device="cpu")
+    alone = mine_with_run(tmp_path / "run", tiny_corpus, tmp_path / "alone")
+    mp.spawn(work, args=(tmp_path, _Plain(it), tmp_path / "run", tiny_corpus), nprocs=2, join=True)
+    together = NegativeLists.open(tmp_path / "lists")
+    for part in PARTS:
+        assert np.array_equal(getattr(alone, part), getattr(together, part)), part
     for name, lists in expected.items():
         for rank in (0, 1):
             for kill in (False, True):
                 found = np.load(tmp_path / f"{name}-{rank}-{kill}.npz")
-                for part in ("texts", "text_scores", "images", "image_scores"):
+                for part in PARTS:
                     assert np.array_equal(found[part], getattr(lists, part)), (name, rank, kill, part)
                 assert found["excluded"].tolist() == sorted(lists.manifest["excluded"].values())
 

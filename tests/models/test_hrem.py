@@ -27,7 +27,9 @@ def images() -> ImageBatch:
 
 def small(**options: Any) -> HREM:
     torch.manual_seed(0)
-    return build_hrem(**{"image_dim": 8, "vocabulary_size": 12, "embed_dim": 16, "word_dim": 5, "text_dim": 8} | options)
+    return build_hrem(
+        **{"image_dim": 8, "vocabulary_size": 12, "embed_dim": 16, "word_dim": 5, "text_dim": 8} | options
+    )
 
 
 def unit(x: Tensor) -> Tensor:
@@ -54,7 +56,9 @@ def test_pictures_one_at_a_time(projection: str, top: int) -> None:
         own = regions @ head.fc.weight.T + head.fc.bias
         if head.mlp is not None:
             own = own + head.mlp.layers[1](torch.relu(head.mlp.bns[0](head.mlp.layers[0](regions))))
-        torch.testing.assert_close(found[row], pooled(matcher.image_encoder.aggregation, own, 0.6, top), atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(
+            found[row], pooled(matcher.image_encoder.aggregation, own, 0.6, top), atol=1e-6, rtol=1e-5
+        )
 
 
 @pytest.mark.parametrize("text", ["bigru", "small"])

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from quintet.codes import Codes
-from quintet.scores.blocks import score_all, score_rows
+from quintet.scores.blocks import _plan, score_all, score_rows
 from quintet.scores.cross_attention import scan_scores
+from quintet.scores.sides import Side
 
 Make = Callable[..., Codes]
 
@@ -84,3 +85,11 @@ def test_frozen_sides_need_no_gradient(make_codes: Make) -> None:
     (grad,) = torch.autograd.grad(scores.sum(), texts.fragments)
     (again,) = torch.autograd.grad(scan_scores(images, texts).sum(), texts.fragments)
     torch.testing.assert_close(grad, again)
+
+
+def test_what_fits_is_one_block_where_blocks_cost_more_than_padding(make_codes: Make) -> None:
+    images, texts = Side.of(make_codes([4, 4, 3])), Side.of(make_codes([1, 9, 2, 8]))
+    products = 3 * 4 * 4 * 9
+    assert len(_plan(images, texts, products, whole_if_it_fits=True)) == 1
+    assert len(_plan(images, texts, products, whole_if_it_fits=False)) > 1
+    assert len(_plan(images, texts, products - 1, whole_if_it_fits=True)) > 1

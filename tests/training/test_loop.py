@@ -24,7 +24,15 @@ def free_port() -> int:
 
 
 def train_with_processes(recipe: Path, run: Path, count: int) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(count), "--master-port", str(free_port())]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        str(count),
+        "--master-port",
+        str(free_port()),
+    ]
     command += ["-m", "quintet", "train", str(recipe), "-o", str(run), "--device", "cpu"]
     subprocess.run(command, check=True, capture_output=True, timeout=240)
 
@@ -42,5 +50,7 @@ def test_two_processes_equal_one(tiny_recipe: dict[str, Any], tmp_path: Path, pr
     second = load_tensors(tmp_path / "two" / "weights.safetensors")[0]
     assert first.keys() == second.keys()
     for name in first:
-        torch.testing.assert_close(first[name], second[name], rtol=1e-4, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(
+            first[name], second[name], rtol=1e-4, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}"
+        )
     assert one["online"]["steps"] == 12

@@ -129,6 +129,8 @@ def test_two_processes_equal_one(tiny_recipe: dict[str, Any], tmp_path: Path) ->
     subprocess.run(command, check=True, capture_output=True, timeout=240)
     one, two = (load_tensors(tmp_path / run / "weights.safetensors")[0] for run in ("one", "two"))
     for name in one:
-        torch.testing.assert_close(one[name], two[name], rtol=1e-4, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(
+            one[name], two[name], rtol=1e-4, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}"
+        )
     labels = [np.load(tmp_path / run / "stages" / "online" / "clusters-1.npy") for run in ("one", "two")]
     assert np.array_equal(*labels)

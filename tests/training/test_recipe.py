@@ -31,7 +31,13 @@ def test_yaml_round_trip(tiny_recipe: dict[str, Any], tmp_path: Path) -> None:
 
 
 def test_overrides_reach_every_level(tiny_recipe: dict[str, Any]) -> None:
-    overrides = ["seed=7", "stages.online.epochs=5", "stages.0.optimizer.lr=1e-3", "stages.*.clip=null", "matcher.embed_dim=4"]
+    overrides = [
+        "seed=7",
+        "stages.online.epochs=5",
+        "stages.0.optimizer.lr=1e-3",
+        "stages.*.clip=null",
+        "matcher.embed_dim=4",
+    ]
     recipe = parse_recipe(tiny_recipe, overrides)
     stage = recipe.stages[0]
     assert (recipe.seed, stage.epochs, stage.optimizer.lr, stage.clip) == (7, 5, 1e-3, None)
@@ -73,6 +79,14 @@ def test_missing_and_broken_files(tmp_path: Path) -> None:
     (tmp_path / "list.yaml").write_text("- 1", encoding="utf-8")
     with pytest.raises(RecipeError, match="a mapping"):
         load_recipe(tmp_path / "list.yaml")
+
+
+def test_numbers_are_numbers_also_where_no_type_says_so(tiny_recipe: dict[str, Any]) -> None:
+    recipe = parse_recipe(
+        tiny_recipe, ["stages.0.loss.triplet.margin=1e-1", "matcher.name=1e-1x", "stages.0.name=3e4b"]
+    )
+    assert recipe.stages[0].loss["triplet"]["margin"] == 0.1
+    assert recipe.matcher.name == "1e-1x"
 
 
 def test_two_stages_of_one_name_are_refused(tiny_recipe: dict[str, Any]) -> None:

@@ -22,7 +22,14 @@ MODEL = {"name": "vse++", "arguments": {"image_dim": 8, "vocabulary_size": 10, "
 def foreign_run(tmp_path: Path) -> Path:
     matcher = create_model(MODEL["name"], **MODEL["arguments"])
     image_input = {"kind": "features", "name": "toy", "tower": None}
-    write_run(tmp_path / "run", name="foreign", model=MODEL, state_dict=matcher.state_dict(), tokenizer=None, image_input=image_input)
+    write_run(
+        tmp_path / "run",
+        name="foreign",
+        model=MODEL,
+        state_dict=matcher.state_dict(),
+        tokenizer=None,
+        image_input=image_input,
+    )
     return tmp_path / "run"
 
 

@@ -34,27 +34,39 @@ class TrainingDisplay:
         self._progress.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._progress.stop()
 
     def stage(self, name: str, epochs: int, steps: int, done: int) -> None:
         self._epochs = epochs
-        self._progress.reset(self._task, total=steps, completed=done, description=f"stage {name}", visible=True, loss="")
+        shown = {"description": f"stage {name}", "visible": True, "loss": ""}
+        self._progress.reset(self._task, total=steps, completed=done, **shown)
         at = f", resumed at step {done}" if done else ""
         self.console.print(f"[bold]stage {name}[/]: {epochs} epochs, {steps} steps{at}")
 
     def step(self, epoch: int, done: int, losses: dict[str, float], lr: float) -> None:
         self._last = losses
-        shown = "  ".join(f"{name} {value:.3f}" for name, value in losses.items())
+        shown = _shown(losses)
         self._progress.update(self._task, completed=done, loss=f"{shown}  lr {lr:.1e}")
 
     def epoch(self, epoch: int, metrics: dict[str, float], best: bool) -> None:
-        losses = "  ".join(f"{name} {value:.3f}" for name, value in self._last.items())
         self.console.print(
-            f"  epoch {epoch:>3}/{self._epochs}  {losses}  validation rsum {metrics['rsum']:6.1f}  "
+            f"  epoch {epoch:>3}/{self._epochs}  {_shown(self._last)}  validation rsum {metrics['rsum']:6.1f}  "
             f"R@1 {metrics['i2t_r1']:.1f} / {metrics['t2i_r1']:.1f}{'  best' if best else ''}",
             highlight=False,
         )
 
+    def info(self, message: str) -> None:
+        self.console.print(message, highlight=False)
+
     def note(self, message: str) -> None:
         self.console.print(f"[yellow]warning:[/] {message}")
+
+
+def _shown(losses: dict[str, float]) -> str:
+    """The terms of one loss without its name; of a long list only their sum, the log has the rest."""
+    if len(losses) > 3:
+        return f"loss {sum(value for name, value in losses.items() if '.gap' not in name):.3f}"
+    return "  ".join(f"{name.rpartition('.')[2]} {value:.3f}" for name, value in losses.items())

@@ -15,6 +15,8 @@ from quintet.cli.demo import demo_command
 from quintet.cli.evaluate import evaluate_command
 from quintet.cli.features import features_command
 from quintet.cli.lists import models_command, recipes_command
+from quintet.cli.mine import mine_command
+from quintet.cli.study import StudyCommand, study_command
 from quintet.cli.train import train_command
 from quintet.errors import QuintetError, suggest
 
@@ -40,6 +42,8 @@ app.command("demo")(demo_command)
 app.command("features")(features_command)
 app.command("train")(train_command)
 app.command("evaluate")(evaluate_command)
+app.command("mine")(mine_command)
+app.command("study", cls=StudyCommand)(study_command)
 app.command("convert")(convert_command)
 app.command("models")(models_command)
 app.command("recipes")(recipes_command)

@@ -16,7 +16,9 @@ from quintet.errors import RecipeError
 def train_command(
     recipe: str | None = typer.Argument(None, help="A shipped recipe (see `quintet recipes`) or a YAML file."),
     overrides: list[str] | None = typer.Argument(
-        None, metavar="[KEY=VALUE]...", help="Any field of the recipe, as in stages.online.epochs=5 or matcher.embed_dim=256."
+        None,
+        metavar="[KEY=VALUE]...",
+        help="Any field of the recipe, as in stages.online.epochs=5 or matcher.embed_dim=256.",
     ),
     out: Path | None = typer.Option(None, "--out", "-o", help="The run folder to make."),
     corpus: Path | None = typer.Option(None, help="The corpus to train on; the same as data.corpus=FOLDER."),
@@ -43,7 +45,9 @@ def train_command(
         folder = resume
     else:
         if recipe is None or out is None:
-            raise RecipeError("name a recipe and a folder: `quintet train RECIPE -o RUN` (`quintet recipes` lists them)")
+            raise RecipeError(
+                "name a recipe and a folder: `quintet train RECIPE -o RUN` (`quintet recipes` lists them)"
+            )
         settings = [*(overrides or []), *([f"data.corpus={json.dumps(str(corpus))}"] if corpus else [])]
         loaded = load_recipe(recipe, settings)
         with TrainingDisplay(console) as display:

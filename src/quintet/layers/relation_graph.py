@@ -39,12 +39,16 @@ class AssociationGraphBuilder(nn.Module):
     Connections carry no gradient. The two MLPs start alike.
     """
 
-    def __init__(self, top: int = 10, neighbours: float = 0.5, sigma: float = 1.0, distance: Distance = "squared") -> None:
+    def __init__(
+        self, top: int = 10, neighbours: float = 0.5, sigma: float = 1.0, distance: Distance = "squared"
+    ) -> None:
         super().__init__()
         if not 0 < neighbours <= 1:
             raise ValueError(f"neighbours is a fraction above 0 and up to 1, got {neighbours}")
         if top < 1 or sigma <= 0 or distance not in ("squared", "plain"):
-            raise ValueError(f"top must be at least 1, sigma above 0, distance 'squared' or 'plain': {top, sigma, distance}")
+            raise ValueError(
+                f"top must be at least 1, sigma above 0, distance 'squared' or 'plain': {top, sigma, distance}"
+            )
         self.neighbours, self.sigma, self.distance = neighbours, sigma, distance
         self.image_to_text = nn.Sequential(nn.Linear(top, top), nn.ReLU(), nn.Linear(top, 1))
         self.text_to_image = copy.deepcopy(self.image_to_text)

@@ -42,7 +42,9 @@ def distance_weights(
     log_gap = (1 - distance.square() / 4).clamp(min=torch.finfo(distance.dtype).eps).log()
     log_weights = (2 - dim) * distance.log() - (dim - 3) / 2 * log_gap
     log_weights = log_weights.masked_fill(~candidate, -math.inf)
-    highest = log_weights.amax(dim=1, keepdim=True).clamp(min=torch.finfo(distance.dtype).min)  # finite, also in empty rows
+    highest = log_weights.amax(dim=1, keepdim=True).clamp(
+        min=torch.finfo(distance.dtype).min
+    )  # finite, also in empty rows
     weights = (log_weights - highest).exp()
     return weights / weights.sum(dim=1, keepdim=True).clamp(min=torch.finfo(distance.dtype).tiny)
 

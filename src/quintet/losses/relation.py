@@ -111,7 +111,9 @@ class RelationObjective(nn.Module):
             terms["enhanced_texts"] = self._cost(step, images, texts_, random)[0]
         named = {name: Term(values, self.weight) for name, values in terms.items()}
         if self.regularisation:
-            divergence = self.graph.regularisation(graph, images, texts)[step.mine] / step.total  # a mean over the batch
+            divergence = (
+                self.graph.regularisation(graph, images, texts)[step.mine] / step.total
+            )  # a mean over the batch
             named["regularisation"] = Term(divergence, self.weight * self.regularisation)
         return named
 

@@ -69,6 +69,10 @@ class TripletObjective(nn.Module):
         weight: float = 1.0,
     ) -> None:
         super().__init__()
+        if negatives not in ("hardest", "all"):
+            raise ValueError(f"negatives must be hardest or all, got {negatives!r}")
+        if same_group not in ("ignored", "negative"):
+            raise ValueError(f"same_group must be ignored or negative, got {same_group!r}")
         self.margin = margin
         self.negatives: NegativeChoice = negatives
         self.warmup_epochs = warmup_epochs

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -14,6 +15,17 @@ from quintet.mining.toplists import ENTRY_BYTES, TopLists, best_of_block
 
 SCORE_BYTES = 32  # what one score of a block needs at once: itself, masks, and keys where a block is dense
 MOST_IMAGES = 4096  # of a stripe: what is lost at most when mining is killed
+
+
+class Blocks(Protocol):
+    """Where float32 scores come from: `Source`, or the embeddings themselves."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def blocks(self, images: Rows, texts: Rows, width: int) -> Iterator[tuple[slice, Tensor]]: ...
+
+
 Final = Callable[[Tensor, Tensor, Tensor], Tensor]  # (image rows, text rows, scores) -> the scores that decide
 
 
@@ -85,7 +97,7 @@ class ExactSweep:
     """
 
     def __init__(
-        self, source: Source, exclusions: Exclusions, shape: tuple[int, int], entries: int, final: Final | None = None
+        self, source: Blocks, exclusions: Exclusions, shape: tuple[int, int], entries: int, final: Final | None = None
     ) -> None:
         self.source, self.exclusions, self.shape, self.entries, self.final = source, exclusions, shape, entries, final
 

@@ -7,7 +7,7 @@
 3. What can be among the best h, given how far rounding can move a score (`Products.error`), gets its float32 score, and
    these decide.
 4. A list is *proven* when its last float32 score is above the floor by more than rounding can do: whatever stayed below
-   the floor is worse. The anchors for which this fails (about one in a thousand) are scored again in float32.
+   the floor is worse. The few anchors for which this fails are scored again in float32.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Sample:
 
     @staticmethod
     def plan(candidates: int, wanted: int, most: int) -> Sample:
-        """So that fewer than `wanted` candidates reach the floor for about one anchor in a thousand."""
+        """So that fewer than `wanted` candidates reach the floor for one anchor in some ten thousand."""
         size = max(1, min(most, candidates // 2))
         expected = wanted * size / candidates
         return Sample(size, math.ceil(expected + 3.5 * math.sqrt(expected) + 4), candidates)

@@ -31,9 +31,11 @@ from quintet.mining.plan import (
     default_memory,
     make_caps,
     make_products,
+    make_samples,
     make_sweep,
     positive_scores,
 )
+from quintet.mining.rounded import float32_sums
 from quintet.mining.source import Source
 from quintet.mining.summary import list_counts, summarise
 from quintet.models.matcher import Matcher
@@ -98,7 +100,7 @@ def mine(
         "precision": precision,
     }
     book = None if journal is None else Journal(journal, settings)
-    with torch.no_grad(), evaluation_mode(matcher):
+    with torch.no_grad(), evaluation_mode(matcher), float32_sums():
         work = _Mining(
             scores, Exclusions(split, exclude_duplicates), options, precision, memory, tuning, book, progress
         )
@@ -159,7 +161,9 @@ class _Mining:
         self._progress, self._done = progress, 0
         sizes = len(source.image_codes), len(source.text_codes)
         self.total = sizes[0] * sizes[1]
-        products = make_products(source, precision, memory, tuning)
+        tops = options["top_texts"], options["top_images"]
+        samples = make_samples(exclusions, tops, tuning)
+        products = make_products(source, precision, samples, memory, tuning)
         known = (journal.kept("beginning") if journal is not None else None) or {}
         if "positives" in known:
             self.positives = known["pair_image"], known["pair_text"], known["positives"]
@@ -168,16 +172,11 @@ class _Mining:
         margin = options["false_negative_margin"]
         caps = None if margin is None else make_caps(self.positives, sizes, margin)
         guess = torch.from_numpy(known["guess"]) if "guess" in known else None
-        tops = options["top_texts"], options["top_images"]
         self.sweep, self.height = make_sweep(
-            source, exclusions, products, caps, tops, memory, tuning, guess, self._count
+            source, exclusions, products, samples, caps, tops, memory, tuning, guess, self._count
         )
         self.of_texts: Direction = self.sweep.of_texts
-        self.precision = (
-            str(products.images.dtype).removeprefix("torch.")
-            if isinstance(self.sweep, HalfSweep) and products
-            else "float32"
-        )
+        self.precision = "float32" if products is None else str(products.images.dtype).removeprefix("torch.")
         self._remember(known)
         self.rows = np.zeros((sizes[0], tops[0]), np.int32)  # zero where another process works
         self.scores = np.zeros((sizes[0], tops[0]), np.float32)

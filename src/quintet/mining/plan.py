@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from quintet.mining.exact import Caps, Direction, ExactSweep, block_shape
 from quintet.mining.exclude import Exclusions
 from quintet.mining.half import HalfShape, HalfSweep, Sample, half_shape
 from quintet.mining.legs import Legs
-from quintet.mining.rounded import Embeddings, Products
+from quintet.mining.rounded import Embeddings, ProductBlocks, Products
 from quintet.mining.source import Source
 from quintet.mining.toplists import ENTRY_BYTES
 
@@ -35,34 +35,25 @@ class Tuning:
     legs: Legs | None = None
 
 
-class Sweep(Protocol):
-    """What turns stripes of images into lists."""
-
-    of_texts: Direction
-
-    def stripe(self, images: slice) -> Direction: ...
-
-    def merge_texts(self) -> None: ...
-
-
 class FloatSweep:
     """Float32 throughout: for any matcher."""
 
     def __init__(
         self,
+        source: Source,
         exact: ExactSweep,
         of_texts: Direction,
         caps: Caps | None,
         top_texts: int,
         progress: Callable[[int], None] | None,
     ) -> None:
-        self.exact, self.of_texts, self.caps = exact, of_texts, caps
+        self.source, self.exact, self.of_texts, self.caps = source, exact, of_texts, caps
         self.top_texts, self.progress = top_texts, progress
 
     def stripe(self, images: slice) -> Direction:
         caps = None if self.caps is None else self.caps.images[images]
-        of_images = Direction.make(images.stop - images.start, self.top_texts, self.exact.source.device, caps)
-        texts = slice(0, len(self.exact.source.text_codes))
+        of_images = Direction.make(images.stop - images.start, self.top_texts, self.source.device, caps)
+        texts = slice(0, len(self.source.text_codes))
         self.exact.run(images, texts, of_images, self.of_texts, self.progress)
         return of_images
 
@@ -75,8 +66,10 @@ def default_memory(device: torch.device) -> int:
     return torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else CPU_MEMORY
 
 
-def make_products(source: Source, precision: Precision, memory: int, tuning: Tuning) -> Products | None:
-    """Rounded embeddings, where half precision is asked for and can be proven; None: float32 blocks."""
+def make_products(
+    source: Source, precision: Precision, samples: tuple[Sample, Sample] | None, memory: int, tuning: Tuning
+) -> Products | None:
+    """Rounded embeddings, where half precision is asked for, can be proven and has something to gain; else None."""
     if precision == "float32" or (precision == "auto" and source.device.type != "cuda"):
         return None
     reason = _why_not_products(source)
@@ -84,6 +77,8 @@ def make_products(source: Source, precision: Precision, memory: int, tuning: Tun
         if precision == "auto":
             return None
         raise QuintetError(f"precision {precision!r} cannot be used with this matcher: {reason}; use float32")
+    if samples is None:
+        return None
     images, texts = source.image_codes.embedding, source.text_codes.embedding
     assert images is not None
     assert texts is not None
@@ -125,16 +120,16 @@ def _why_not_products(source: Source) -> str | None:
     return None
 
 
-def make_samples(split_sizes: tuple[int, int], wanted: tuple[int, int], tuning: Tuning) -> tuple[Sample, Sample] | None:
+def make_samples(exclusions: Exclusions, tops: tuple[int, int], tuning: Tuning) -> tuple[Sample, Sample] | None:
     """Samples of texts (for images) and of images (for texts); None where the corpus is too small to need them."""
-    images, texts = split_sizes
-    samples = Sample.plan(texts, wanted[0], tuning.samples[0]), Sample.plan(images, wanted[1], tuning.samples[1])
-    return samples if all(sample.useful for sample in samples) else None
-
-
-def most_of_a_group(exclusions: Exclusions) -> tuple[int, int]:
-    """The largest number of texts, and of images, in one group."""
-    return int(np.bincount(exclusions.text_groups).max()), int(np.bincount(exclusions.image_groups).max())
+    found = []
+    # An anchor's positives are in nobody's list but may reach its floor.
+    for candidates, top, most in zip(
+        (exclusions.text_groups, exclusions.image_groups), tops, tuning.samples, strict=True
+    ):
+        positives = int(np.bincount(candidates).max())
+        found.append(Sample.plan(len(candidates), top + positives, most))
+    return (found[0], found[1]) if all(sample.useful for sample in found) else None
 
 
 def positive_scores(
@@ -164,6 +159,7 @@ def make_sweep(
     source: Source,
     exclusions: Exclusions,
     products: Products | None,
+    samples: tuple[Sample, Sample] | None,
     caps: Caps | None,
     tops: tuple[int, int],
     memory: int,
@@ -176,15 +172,11 @@ def make_sweep(
     of_texts = Direction.make(texts, tops[1], source.device, None if caps is None else caps.texts)
     shape = block_shape(source, memory, tops[0], images, texts)
     entries = max(memory // 4 // ENTRY_BYTES, 2**12)
-    if products is not None:
-        largest = most_of_a_group(exclusions)
-        samples = make_samples((images, texts), (tops[0] + largest[0], tops[1] + largest[1]), tuning)
-        if samples is not None:
-            exact = ExactSweep(source, exclusions, shape, entries, lambda i, t, _: products.pairs(i, t))
-            half = tuning.shape or half_shape(memory, images, texts, samples)
-            sweep = HalfSweep(products, exclusions, exact, of_texts, caps, half, samples, tops[0], guess, tuning.legs)
-            return sweep, half.images
-    final = None if products is None else lambda i, t, _: products.pairs(i, t)
-    return FloatSweep(ExactSweep(source, exclusions, shape, entries, final), of_texts, caps, tops[0], progress), shape[
-        0
-    ]
+    if products is None or samples is None:
+        return FloatSweep(
+            source, ExactSweep(source, exclusions, shape, entries), of_texts, caps, tops[0], progress
+        ), shape[0]
+    exact = ExactSweep(ProductBlocks(products), exclusions, shape, entries, lambda i, t, _: products.pairs(i, t))
+    half = tuning.shape or half_shape(memory, images, texts, samples)
+    sweep = HalfSweep(products, exclusions, exact, of_texts, caps, half, samples, tops[0], guess, tuning.legs)
+    return sweep, half.images

@@ -7,12 +7,15 @@ took away are measured, not assumed. Adding up d products in float32 and roundin
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
 from quintet.errors import QuintetError
-from quintet.mining.source import Rows
+from quintet.evaluation.scoring import full_precision
+from quintet.mining.source import Rows, count, part
 
 CHUNK_BYTES = 2**28
 PAIR_BYTES = {"cpu": 2**22, "cuda": 2**28}  # gathered at a time; on a CPU what stays in its cache
@@ -54,9 +57,11 @@ class Embeddings:
         """(n, d) in half precision, scaled."""
         return self._round(rows) if self.half is None else self.half[rows]
 
-    def exact(self, rows: Tensor) -> Tensor:
+    def exact(self, rows: Rows) -> Tensor:
         """(n, d) float32."""
-        return self._float(rows.to(self.source.device)) if self.full is None else self.full[rows]
+        if self.full is not None:
+            return self.full[rows]
+        return self._float(rows if isinstance(rows, slice) else rows.to(self.source.device))
 
 
 class Products:
@@ -99,6 +104,35 @@ class Products:
             for at in range(0, len(images), step)
         ]
         return torch.cat(parts) if parts else torch.empty(0, device=self.images.device)
+
+
+class ProductBlocks:
+    """Float32 blocks of the same embeddings, for the anchors that half precision leaves open."""
+
+    def __init__(self, products: Products) -> None:
+        self.products, self.device = products, products.images.device
+
+    def blocks(self, images: Rows, texts: Rows, width: int) -> Iterator[tuple[slice, Tensor]]:
+        """As `Source.blocks`."""
+        left = self.products.images.exact(images)
+        for start in range(0, count(texts), width):
+            stop = min(start + width, count(texts))
+            with full_precision(self.device):
+                yield slice(start, stop), left @ self.products.texts.exact(part(texts, start, stop)).T  # (a, b)
+
+
+@contextmanager
+def float32_sums() -> Iterator[None]:
+    """Products of half precision are added up in float32, also where cuBLAS splits a sum: the proof counts on it."""
+    flags = ("allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction")
+    before = {flag: getattr(torch.backends.cuda.matmul, flag) for flag in flags}
+    for flag in flags:
+        setattr(torch.backends.cuda.matmul, flag, False)
+    try:
+        yield
+    finally:
+        for flag, value in before.items():
+            setattr(torch.backends.cuda.matmul, flag, value)
 
 
 def floor_in(dtype: torch.dtype, floor: Tensor) -> Tensor:

@@ -48,7 +48,7 @@ def score_all(
     wants_grad = torch.is_grad_enabled() and (images.requires_grad or texts.requires_grad)
     image_side, text_side = Side.of(image_codes), Side.of(text_codes)
     elements = _budget(images, budget, wants_grad) // (copies[wants_grad] * _bytes(images))
-    blocks = _plan(image_side, text_side, elements)
+    blocks = _plan(image_side, text_side, elements, whole_if_it_fits=images.is_cuda)
     with torch.autocast(images.device.type, enabled=False):
         if not wants_grad or len(blocks) == 1:
             return _all_blocks(image_side, text_side, blocks, block_score)
@@ -97,11 +97,15 @@ def _bytes(fragments: Tensor) -> int:
     return max(4, fragments.element_size())  # products of half precision are float32
 
 
-def _plan(image_side: Side, text_side: Side, elements: int) -> Blocks:
+def _plan(image_side: Side, text_side: Side, elements: int, whole_if_it_fits: bool) -> Blocks:
     """Blocks with at most `elements` products; texts change slowest.
 
     Wider in texts than in images: Gram matrices are made for every block, and those of pictures are the larger ones.
+    On a GPU a little padding costs less than a second block: there, what fits is one block.
     """
+    whole = image_side.group(0, len(image_side)), text_side.group(0, len(text_side))
+    if whole_if_it_fits and math.prod(len(group) * group.length for group in whole) <= elements:
+        return [whole]
     pairs = max(1, elements // (image_side.longest * text_side.longest))
     text_groups = text_side.groups(max(min(math.isqrt(_ASPECT * pairs), pairs), pairs // len(image_side)))
     blocks = []

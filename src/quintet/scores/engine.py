@@ -57,7 +57,7 @@ def working_copies(engine: Engine, codes: Codes, focal: bool = False) -> tuple[i
     """How many tensors of the size of a block's products live at once, roughly: without and with gradients."""
     wide = codes.fragments is not None and codes.fragments.dtype == torch.float64
     if engine == "triton" or (engine == "auto" and codes.device.type == "cuda" and has_triton() and not wide):
-        return (2, 4) if focal else (1, 3)
+        return (2, 4) if focal else (1, 2)
     return (7, 11) if focal else (5, 9)
 
 

@@ -31,7 +31,8 @@ def stage_negatives(
     miner = open_run(out, stage=recipe.source, device=device) if own else open_run(recipe.source, device=device)
     lists = folder / "negatives"
     if not (lists / "manifest.json").is_file():
-        display.note(f"mining hard negatives of {len(data.train.images)} images and {len(data.train.texts)} texts with {miner.name}")
+        counts = f"{len(data.train.images)} images and {len(data.train.texts)} texts"
+        display.info(f"mining hard negatives of {counts} with {miner.name}")
         found = _mine(miner, recipe, folder / "mining", data, device)
         if processes.is_first():
             found.save(lists)
@@ -41,10 +42,17 @@ def stage_negatives(
     return opened
 
 
-def _mine(miner: Run, recipe: NegativesRecipe, journal: Path, data: TrainingData, device: torch.device) -> NegativeLists:
+def _mine(
+    miner: Run, recipe: NegativesRecipe, journal: Path, data: TrainingData, device: torch.device
+) -> NegativeLists:
     split = data.train
     images, texts = encode_split(
-        miner.matcher, miner.image_batches(data.corpus, split.images), miner.text_batches(split.texts), split, device, device
+        miner.matcher,
+        miner.image_batches(data.corpus, split.images),
+        miner.text_batches(split.texts),
+        split,
+        device,
+        device,
     )
     options = recipe.model_dump(include={"top_texts", "top_images", "exclude_duplicates", "false_negative_margin"})
     source = {"name": miner.name, "weights": miner.weights_checksum}

@@ -58,7 +58,9 @@ def image_clusters(
     try:
         labels = np.load(path, allow_pickle=False)
     except (OSError, ValueError) as error:
-        raise RunError(f"{path} is missing or damaged, so epoch {epoch + 1} cannot be resumed exactly: {error}") from None
+        raise RunError(
+            f"{path} is missing or damaged, so epoch {epoch + 1} cannot be resumed exactly: {error}"
+        ) from None
     if labels.shape != (len(data.train.images),):
         raise RunError(f"{path} is of another training split: {labels.shape[0]} pictures, not {len(data.train.images)}")
     return labels
@@ -88,5 +90,7 @@ def cluster_count(batches: BatchRecipe, images: int) -> int:
 
 def _embeddings(codes: Codes) -> torch.Tensor:
     if codes.embedding is None:
-        raise RecipeError("batches of neighbours need a matcher with one vector a picture; use kind: random with this one")
+        raise RecipeError(
+            "batches of neighbours need a matcher with one vector a picture; use kind: random with this one"
+        )
     return codes.embedding

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
@@ -11,6 +12,15 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from quintet.errors import RecipeError, suggest
+
+
+class _Yaml(yaml.SafeLoader):
+    """YAML in which 1e-3 is a number, as people mean it (PyYAML wants 1.0e-3)."""
+
+
+_Yaml.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
+)
 
 
 class _Strict(BaseModel):
@@ -76,7 +86,9 @@ class BatchRecipe(_Strict):
     from_epoch: int = Field(0, ge=0, description="neighbours: random batches for so many epochs first")
     refresh: int = Field(1, ge=1, description="neighbours: epochs between two clusterings by the current weights")
     per_cluster: int = Field(8, ge=2, description="neighbours: images of a cluster that come together")
-    clusters: int | None = Field(None, ge=1, description="neighbours: of k-means; none: four times per_cluster images each")
+    clusters: int | None = Field(
+        None, ge=1, description="neighbours: of k-means; none: four times per_cluster images each"
+    )
 
     @model_validator(mode="after")
     def _bunches_fill_a_batch(self) -> BatchRecipe:
@@ -97,7 +109,9 @@ class NegativesRecipe(_Strict):
     std: float = Field(0.25, gt=0, description="normal: likewise")
     coupled: bool = Field(False, description="one draw for text and image, as in the released code")
     exclude_duplicates: bool = Field(False, description="leave out sentences equal to one of the anchor's own")
-    false_negative_margin: float | None = Field(None, description="leave out candidates that score too near the positive")
+    false_negative_margin: float | None = Field(
+        None, description="leave out candidates that score too near the positive"
+    )
 
 
 class GroupRecipe(_Strict):
@@ -173,7 +187,9 @@ class Recipe(_Strict):
             raise ValueError(f"stages must have different names, got {names}")
         for number, stage in enumerate(self.stages):
             if stage.negatives is not None and stage.negatives.source in names[number:]:
-                raise ValueError(f"stage {stage.name!r} mines with stage {stage.negatives.source!r}, which has not run by then")
+                raise ValueError(
+                    f"stage {stage.name!r} mines with stage {stage.negatives.source!r}, which has not run by then"
+                )
         return self
 
 
@@ -232,7 +248,7 @@ def _read(source: str | Path) -> Any:
         raise RecipeError(f"recipe file {path} does not exist")
     text = path.read_text(encoding="utf-8") if is_file else recipe_text(str(source))
     try:
-        return yaml.safe_load(text)
+        return yaml.load(text, _Yaml)
     except yaml.YAMLError as error:
         raise RecipeError(f"{source} is not valid YAML: {error}") from None
 
@@ -243,7 +259,7 @@ def _apply(content: dict[str, Any], override: str) -> None:
     if not equals or not key:
         raise RecipeError(f"override {override!r} is not of the form key=value, as in stages.online.epochs=5")
     try:
-        value = yaml.safe_load(text)
+        value = yaml.load(text, _Yaml)
     except yaml.YAMLError as error:
         raise RecipeError(f"override {override!r}: the value is not valid YAML: {error}") from None
     *path, last = key.split(".")

@@ -99,7 +99,9 @@ def _halves(whole: Mapping[Any, Any]) -> object:
         halves.setdefault(str(name).removeprefix("module.").split(".")[0], {})[str(name)] = value
     if not {"img_enc", "txt_enc"} <= halves.keys():
         return whole
-    rest = {name: value for key, part in halves.items() if key not in ("img_enc", "txt_enc") for name, value in part.items()}
+    rest = {
+        name: value for key, part in halves.items() if key not in ("img_enc", "txt_enc") for name, value in part.items()
+    }
     return [halves["img_enc"], halves["txt_enc"], *([rest] if rest else [])]
 
 

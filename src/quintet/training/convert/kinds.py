@@ -98,7 +98,10 @@ def _hrem_names(checkpoint: OriginalCheckpoint) -> Names:
 
 def _hrem_sizes(checkpoint: OriginalCheckpoint) -> dict[str, Any]:
     image, text = checkpoint.parts[:2]
-    for part, where, name in ((image, "first", "fc.fc.weight"), (text, "second", "bert.embeddings.word_embeddings.weight")):
+    for part, where, name in (
+        (image, "first", "fc.fc.weight"),
+        (text, "second", "bert.embeddings.word_embeddings.weight"),
+    ):
         if name not in part or part[name].dim() != 2:
             found = ", ".join(sorted(part)[:6]) or "nothing"
             raise ConversionError(
@@ -112,7 +115,9 @@ def _hrem_sizes(checkpoint: OriginalCheckpoint) -> dict[str, Any]:
 
 def bert_config(text: Mapping[str, Tensor], heads: int | None = None) -> dict[str, Any]:
     """The configuration of a BERT, read off its tensors (`bert.*`); the number of heads leaves no trace in them."""
-    shapes = {name.removeprefix("bert."): tuple(tensor.shape) for name, tensor in text.items() if name.startswith("bert.")}
+    shapes = {
+        name.removeprefix("bert."): tuple(tensor.shape) for name, tensor in text.items() if name.startswith("bert.")
+    }
     vocab_size, width = shapes["embeddings.word_embeddings.weight"]
     layers = {name.split(".")[2] for name in shapes if name.startswith("encoder.layer.")}
     return {

@@ -57,7 +57,9 @@ def translate(kind: str, checkpoint: OriginalCheckpoint, overrides: Mapping[str,
 
 
 def _without_unused(checkpoint: OriginalCheckpoint, entry: Kind) -> tuple[OriginalCheckpoint, list[str]]:
-    unused = {name for part in checkpoint.parts for name in part for pattern in entry.unused if fnmatchcase(name, pattern)}
+    unused = {
+        name for part in checkpoint.parts for name in part for pattern in entry.unused if fnmatchcase(name, pattern)
+    }
     parts = [{name: tensor for name, tensor in part.items() if name not in unused} for part in checkpoint.parts]
     told = [what for pattern, what in entry.unused.items() if any(fnmatchcase(name, pattern) for name in unused)]
     return replace(checkpoint, parts=parts), told
@@ -150,5 +152,13 @@ def _hint(checkpoint: OriginalCheckpoint, kind: str) -> str:
     if any(name.startswith("cnn.") for name in image):
         return ": it holds an image network, and only matchers on precomputed features can be converted"
     both = "rnn.weight_ih_l0_reverse" in text
-    likely = ["hrem"] if "fc.fc.weight" in image else ["vsrn"] if count_blocks(image) else ["scan", "bfan"] if both else ["vsepp"]
+    likely = (
+        ["hrem"]
+        if "fc.fc.weight" in image
+        else ["vsrn"]
+        if count_blocks(image)
+        else ["scan", "bfan"]
+        if both
+        else ["vsepp"]
+    )
     return "" if kind in likely else f": by its tensors it may be of kind {' or '.join(likely)}"

@@ -33,8 +33,6 @@ from quintet.training.studies.study import Extra, Study, Trained, Variant, diffe
 from quintet.training.studies.summary import Outcome, Paired, summarise
 from quintet.training.studies.table import render_tables
 
-IN_PASSING = "mining "  # how a stage announces that it mines
-
 
 @dataclass(frozen=True)
 class Settings:
@@ -244,8 +242,7 @@ class _Noting:
         self.notes = list(notes)
 
     def note(self, message: str) -> None:
-        # What is said in passing is not worth keeping; and a resumed training may repeat itself.
-        if not message.startswith(IN_PASSING) and message not in self.notes:
+        if message not in self.notes:  # a resumed training may repeat itself
             self.notes.append(message)
         self._display.note(message)
 
