@@ -123,7 +123,7 @@ def all_pairs(options: argparse.Namespace) -> list[dict[str, Any]]:
                     arguments = {**settings, **arguments, "budget": options.budget}
                     work = lambda t=texts, a=arguments: scan_scores(images, t, **a)  # noqa: E731
                     difference = (work() - expected).abs().max().item()
-                    row["ours"][way] = against(loop, measure(work, options.device, options.repeats * 3), difference)
+                    row["ours"][way] = against(loop, measure(work, options.device, options.repeats * 6), difference)
             results.append(row)
             report(row)
     return results

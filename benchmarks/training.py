@@ -3,8 +3,8 @@
     python benchmarks/training.py --out benchmarks/results/training_cpu.json
 
 A corpus of random features is made in a temporary folder, each matcher trains on it for two epochs through the ordinary
-command line, and the second epoch is timed (the first warms caches up). One thread per process, so that two processes on
-two cores show what the second one adds.
+command line, and the second epoch is timed (the first warms caches up). One thread per process, so that two processes
+on two cores show what the second one adds.
 """
 
 from __future__ import annotations

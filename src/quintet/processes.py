@@ -1,7 +1,7 @@
 """Several processes that work on one batch: gathering rows with right gradients, and summing gradients.
 
 Without `torchrun` everything here is the identity, so callers need no second path. The convention: every process
-returns the loss of *its* anchors; the loss of the batch is the sum over processes; gradients are summed, never averaged.
+returns the loss of *its* anchors; the loss of the batch is the sum over processes; gradients are summed, not averaged.
 """
 
 from __future__ import annotations

@@ -41,8 +41,7 @@ class TrainingDisplay:
 
     def stage(self, name: str, epochs: int, steps: int, done: int) -> None:
         self._epochs = epochs
-        shown = {"description": f"stage {name}", "visible": True, "loss": ""}
-        self._progress.reset(self._task, total=steps, completed=done, **shown)
+        self._progress.reset(self._task, total=steps, completed=done, description=f"stage {name}", visible=True)
         at = f", resumed at step {done}" if done else ""
         self.console.print(f"[bold]stage {name}[/]: {epochs} epochs, {steps} steps{at}")
 

@@ -104,7 +104,8 @@ class FeatureStore:
         if lacking:
             raise CorpusError(
                 f"{self.folder}: no features for {len(lacking)} of {len(ids)} images, first {lacking[0]!r}; "
-                "repair the pictures named in its skipped.json and run `quintet features --overwrite`, or drop them from the split"
+                "repair the pictures named in its skipped.json and run `quintet features --overwrite`, "
+                "or drop them from the split"
             )
 
     def batch(self, ids: Sequence[str]) -> ImageBatch:

@@ -20,8 +20,9 @@ def epoch_batches(
 ) -> list[np.ndarray]:
     """Random batches, each (n, 2) of image row and text row.
 
-    One epoch visits every text once with its picture (`per="texts"`, as SCAN and its successors do) or every picture once
-    with one of its texts (`per="images"`, as Dual-Path does). A last batch of one pair has no negatives and is left out.
+    One epoch visits every text once with its picture (`per="texts"`, as SCAN and its successors do) or every picture
+    once with one of its texts (`per="images"`, as Dual-Path does). A last batch of one pair has no negatives and is
+    left out.
     """
     rng = np.random.default_rng(seed)
     pairs = _pairs_per_text(split, rng) if per == "texts" else _pairs_per_image(split, rng)

@@ -26,7 +26,7 @@ class _SumOverProcesses(torch.autograd.Function):
 
 
 class SharedBatchNorm(nn.Module):
-    """Takes the place (and the parameters) of a BatchNorm when several processes train: statistics of the global batch."""
+    """Takes the place (and the parameters) of a BatchNorm where several processes train: global statistics."""
 
     running_mean: Tensor
     running_var: Tensor

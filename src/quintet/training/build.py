@@ -74,7 +74,8 @@ def open_data(recipe: Recipe, note: Callable[[str], None]) -> TrainingData:
         lacking = {image.id for image in train.images if image.id not in store}
         if lacking:
             note(
-                f"{len(lacking)} of {len(train.images)} training pictures have no features and are left out, first {min(lacking)!r}"
+                f"{len(lacking)} of {len(train.images)} training pictures have no features and are left out, "
+                f"first {min(lacking)!r}"
             )
             train = train.without_images(lacking)
     return TrainingData(corpus, train, validation, store, data.text_cache)

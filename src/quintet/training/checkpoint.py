@@ -50,7 +50,7 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def save_checkpoint(path: Path, module: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """`state` is what the loop wants back: counters, best metric, log windows. Called by every process; the first writes."""
+    """`state` is what the loop wants back: counters, best metric, log windows. All processes call; the first writes."""
     randomness = _gather_random_states()
     if processes.is_first():
         tensors = {f"module/{name}": tensor for name, tensor in module.state_dict().items()}
@@ -71,8 +71,8 @@ def load_checkpoint(path: Path, module: nn.Module, optimizer: torch.optim.Optimi
         raise RunError(f"{path} is of version {metadata.get('version')}; this Quintet reads version {VERSION}")
     if metadata["processes"] != processes.count():
         raise RunError(
-            f"{path} was written by {metadata['processes']} processes and cannot be resumed exactly by {processes.count()}; "
-            f"start as many as before"
+            f"{path} was written by {metadata['processes']} processes and cannot be resumed exactly by "
+            f"{processes.count()}; start as many as before"
         )
     module.load_state_dict(_under(tensors, "module/"))
     saved: dict[int, dict[str, Tensor]] = {}

@@ -16,9 +16,8 @@ def refuse_not_finite(losses: dict[str, float], where: str) -> None:
     bad = [name for name, value in losses.items() if not math.isfinite(value)]
     if bad:
         raise TrainingError(
-            f"the loss term {bad[0]!r} became {losses[bad[0]]} at {where}. Try a lower learning rate, gradient clipping "
-            "(clip: 2.0), float32 instead of bfloat16, or look for NaN in the features with `quintet data inspect`. "
-            "The last checkpoint is from before this step"
+            f"the loss term {bad[0]!r} became {losses[bad[0]]} at {where}. Try a lower learning rate, gradient "
+            "clipping (clip: 2.0), or float32 instead of bfloat16. The last checkpoint is from before this step"
         )
 
 
@@ -36,7 +35,7 @@ class CollapseWatch:
         if self.count != PATIENCE:
             return None
         return (
-            f"the loss has stood at the margin for {PATIENCE} steps (2 x batch x margin in sum): all scores are equal and the "
-            "matcher has collapsed. Try warmup_epochs (mean of all violations first), a lower learning rate, warmup_steps, "
-            "or a smaller batch"
+            f"the loss has stood at the margin for {PATIENCE} steps (2 x batch x margin in sum): all scores are "
+            "equal, the matcher has collapsed. Try warmup_epochs (mean of all violations first), a lower learning rate, "
+            "warmup_steps, or a smaller batch"
         )

@@ -188,7 +188,7 @@ class StageTrainer:
             yield batch.to(self.device, non_blocking=True)
 
     def _draw(self, plan: list[np.ndarray], first: int, number: int) -> OfflineRows:
-        """This process's share of the offline negatives of a batch; the whole batch is drawn, whoever needs which part."""
+        """This process's share of a batch's offline negatives; all are drawn, whoever needs which."""
         recipe = self.stage.negatives
         assert recipe is not None
         assert self.negatives is not None

@@ -56,7 +56,8 @@ class Run:
     def text_batches(self, texts: Sequence[Text], batch_size: int = 128) -> Iterator[TextBatch]:
         if self.tokenizer is None:
             raise RunError(
-                f"run {self.folder} has no tokenizer, so it takes token ids only; give `quintet convert` its vocabulary with --vocab"
+                f"run {self.folder} has no tokenizer, so it takes token ids only; "
+                "give `quintet convert` its vocabulary with --vocab"
             )
         return text_batches(Sentences(self.tokenizer, texts), batch_size)
 
@@ -156,8 +157,8 @@ def open_run(folder: Path | str, *, stage: str | None = None, device: torch.devi
     weights = folder / "weights.safetensors" if stage is None else folder / "stages" / stage / "selected.safetensors"
     if stage is None and head["status"] != "complete":
         raise RunError(
-            f"run {folder} has not finished training; go on with `quintet train --resume {folder}`, or name a stage to open "
-            "the best weights it has so far"
+            f"run {folder} has not finished training; go on with `quintet train --resume {folder}`, or name a stage to "
+            "open the best weights it has so far"
         )
     if not weights.is_file():
         raise RunError(f"{weights} does not exist; this run has no such stage, or it has not come that far")

@@ -62,7 +62,7 @@ def resume(out: Path | str, *, device: str = "auto", display: Display | None = N
     out = Path(out)
     head = read_head(out)
     if head["status"] == "complete":
-        return {name: summary for name, summary in head.get("stages", {}).items()}
+        return dict(head.get("stages", {}))
     if not (out / "tokenizer.json").is_file() or not (out / "recipe.yaml").is_file():
         raise RunError(f"{out} stopped before its first step and cannot be resumed; remove the folder and train again")
     display = display or Silent()

@@ -1,4 +1,4 @@
-"""Reading the vocabularies of the original implementations: SCAN's JSON, the pickled object of VSE++ and VSRN, BERT's."""
+"""Vocabularies of the original implementations: SCAN's JSON, the pickled object of VSE++ and VSRN, BERT's."""
 
 from __future__ import annotations
 
