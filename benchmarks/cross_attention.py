@@ -75,15 +75,18 @@ def measure(work: Callable[[], Any], device: str, repeats: int, warm: int = 1) -
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-    seconds = []
+    seconds, processor = [], []
     for _ in range(repeats):
-        start = time.perf_counter()
+        start, used = time.perf_counter(), time.process_time()
         work()
         if device == "cuda":
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - start)
+        processor.append(time.process_time() - used)
     # The least is what other work on the machine disturbs least; it is what the comparisons take.
     found = {"seconds": min(seconds), "median_seconds": statistics.median(seconds), "repeats": float(repeats)}
+    if device == "cpu":
+        found["processor_seconds"] = min(processor)  # of all threads; hardly depends on what else runs
     if device == "cuda":
         found["peak_bytes"] = float(torch.cuda.max_memory_allocated())
         found["peak_bytes_above_start"] = found["peak_bytes"] - before
@@ -211,7 +214,7 @@ def saved_bytes(step: Callable[[], Any]) -> int:
 
 def against(loop: dict[str, float], found: dict[str, float], difference: float) -> dict[str, float]:
     compared = {**found, "difference": difference, "times_faster": loop["seconds"] / found["seconds"]}
-    for key in ("peak_bytes", "peak_bytes_above_start", "bytes_saved_for_backward"):
+    for key in ("processor_seconds", "peak_bytes", "peak_bytes_above_start", "bytes_saved_for_backward"):
         if found.get(key):
             compared[f"times_less_{key}"] = loop[key] / found[key]
     return compared

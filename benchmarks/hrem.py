@@ -2,9 +2,9 @@
 
     python benchmarks/hrem.py --device cuda --out benchmarks/results/hrem_step.json
 
-Random weights and random features: 36 regions of 2048 channels, 20 tokens, a batch of 128 (the published setting), relations on.
-Steps are timed one by one with the device synchronised; the first ones warm it up. `--parts` also times the encoders and
-the graph by themselves. On a CPU use small numbers: --batch 8 --layers 2 --steps 2.
+Random weights and features: 36 regions of 2048 channels, 20 tokens, a batch of 128 (as published), relations on.
+Steps are timed one by one with the device synchronised; the first ones warm it up. `--parts` also times the encoders
+and the graph by themselves. On a CPU use small numbers: --batch 8 --layers 2 --steps 2.
 """
 
 from __future__ import annotations

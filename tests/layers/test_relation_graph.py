@@ -70,7 +70,7 @@ def test_connections_and_relevance_equal_double_loops(distance: str, neighbours:
 
 
 def test_two_captions_of_one_picture_are_twins_in_the_graph() -> None:
-    """The same picture twice: distance exactly 0, relevance exactly 1, finite gradients also under the plain distance."""
+    """The same picture twice: relevance 1, and finite gradients also under the plain distance."""
     images, texts, matches = batch()
     images = images[[0, 0, 1, 2, 3]].clone().requires_grad_()
     for distance in ("squared", "plain"):

@@ -122,5 +122,5 @@ def test_gradients_go_to_the_positive_and_to_the_one_drawn() -> None:
 
 @pytest.mark.parametrize("wrong", [{"dim": 2}, {"dim": 8, "nearest": 0.0}, {"dim": 8, "nearest": 1.8}])
 def test_impossible_cut_offs_are_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="dimensions|between 0 and 2"):
+    with pytest.raises(ValueError, match=r"dimensions|between 0 and 2"):
         distance_weights(torch.zeros(2, 2), torch.ones(2, 2, dtype=torch.bool), **wrong)  # type: ignore[arg-type]

@@ -8,7 +8,7 @@ import pytest
 
 from quintet.data.corpus import Corpus
 from quintet.data.negatives import NegativeLists
-from quintet.errors import CorpusError, QuintetError
+from quintet.errors import CorpusError
 from quintet.mining import run as mining_run
 from quintet.mining.run import mine_run
 from quintet.training.recipe import parse_recipe
@@ -24,7 +24,7 @@ def trained(tiny_recipe: dict[str, Any], tmp_path: Path) -> Path:
 
 def test_a_run_mines_its_corpus(trained: Path, tiny_corpus: Path, tmp_path: Path, plain: Any) -> None:
     run, corpus = open_run(trained), Corpus.open(tiny_corpus)
-    found = mine_run(run, corpus, "train", tmp_path / "lists", top_texts=5, top_images=3)
+    found = mine_run(run, corpus, corpus.split("train"), tmp_path / "lists", top_texts=5, top_images=3)
     split = corpus.split("train")
     opened = NegativeLists.open(tmp_path / "lists")
     opened.check(split, run.weights_checksum)
@@ -43,14 +43,14 @@ def test_finished_lists_are_not_mined_again(
     trained: Path, tiny_corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, corpus = open_run(trained), Corpus.open(tiny_corpus)
-    first = mine_run(run, corpus, "train", tmp_path / "lists", top_texts=5, top_images=3)
+    first = mine_run(run, corpus, corpus.split("train"), tmp_path / "lists", top_texts=5, top_images=3)
     used: list[int] = []
     mine = mining_run.mine
     monkeypatch.setattr(mining_run, "mine", lambda *a, **k: used.append(1) or mine(*a, **k))
-    again = mine_run(run, corpus, "train", tmp_path / "lists", top_texts=5, top_images=3)
+    again = mine_run(run, corpus, corpus.split("train"), tmp_path / "lists", top_texts=5, top_images=3)
     assert not used
     assert np.array_equal(first.texts, again.texts)
-    mine_run(run, corpus, "train", tmp_path / "lists", top_texts=4, top_images=3)
+    mine_run(run, corpus, corpus.split("train"), tmp_path / "lists", top_texts=4, top_images=3)
     assert used
 
 
@@ -61,13 +61,8 @@ def test_a_killed_run_goes_on(trained: Path, tiny_corpus: Path, tmp_path: Path) 
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        mine_run(run, corpus, "train", tmp_path / "lists", progress=stop)
+        mine_run(run, corpus, corpus.split("train"), tmp_path / "lists", progress=stop)
     assert not (tmp_path / "lists").exists()
     assert len(list(tmp_path.glob(".lists.mining-*"))) == 1
-    mine_run(run, corpus, "train", tmp_path / "lists")
+    mine_run(run, corpus, corpus.split("train"), tmp_path / "lists")
     assert not list(tmp_path.glob(".lists.mining-*"))
-
-
-def test_a_split_that_is_not_there(trained: Path, tiny_corpus: Path, tmp_path: Path) -> None:
-    with pytest.raises(QuintetError, match="did you mean 'train'"):
-        mine_run(open_run(trained), Corpus.open(tiny_corpus), "trian", tmp_path / "lists")

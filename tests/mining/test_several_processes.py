@@ -68,7 +68,8 @@ def mine_all(it: Any, folder: Path, out: Path | None, kill: bool) -> dict[str, A
 
 def mine_with_run(run: Path, corpus: Path, out: Path) -> NegativeLists:
     options: dict[str, Any] = {"top_texts": 5, "top_images": 3, "tuning": Tuning(tile=(4, 8)), "memory_bytes": 2**12}
-    return mine_run(open_run(run), Corpus.open(corpus), "train", out, batch_size=5, **options)
+    opened = Corpus.open(corpus)
+    return mine_run(open_run(run), opened, opened.split("train"), out, batch_size=5, **options)
 
 
 def work(rank: int, folder: Path, it: Any, run: Path, corpus: Path) -> None:

@@ -211,8 +211,8 @@ def test_what_a_released_checkpoint_does_not_say_is_told(tmp_path: Path) -> None
     assert {key: config[key] for key in BERT if key != "num_attention_heads"} == {
         key: value for key, value in BERT.items() if key != "num_attention_heads"
     }
+    torch.save({"model": [{"fc.weight": torch.zeros(2, 2)}, {}]}, tmp_path / "scan")
     with pytest.raises(ConversionError, match="released checkpoints with BERT"):
-        torch.save({"model": [{"fc.weight": torch.zeros(2, 2)}, {}]}, tmp_path / "scan")
         translate("hrem", read_checkpoint(tmp_path / "scan"))
     with pytest.raises(ConversionError, match=r"no matrix 'fc\.weight'"):
         translate("scan", read_checkpoint(path))

@@ -85,7 +85,7 @@ def mine_command(
             lists = mine_run(
                 opened,
                 where,
-                split,
+                where.split(split),
                 target,
                 device=place,
                 batch_size=batch_size,

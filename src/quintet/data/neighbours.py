@@ -20,7 +20,7 @@ NEIGHBOURS = 2  # the stream of random numbers that shuffles bunches
 
 
 def kmeans(vectors: Tensor, clusters: int, *, seed: tuple[int, ...], rounds: int = 20) -> Tensor:
-    """(n,) int64: the cluster of each row of (n, d). A function of the vectors and the seed; some clusters may be empty.
+    """(n,) int64: the cluster of each row of (n, d), a function of the vectors and the seed. Some may be empty.
 
     >>> kmeans(torch.tensor([[0.0], [0.1], [5.0], [5.1]]), 2, seed=(0,)).unique(return_counts=True)[1].tolist()
     [2, 2]
@@ -73,10 +73,10 @@ def neighbour_batches(
 ) -> list[np.ndarray]:
     """Batches, each (n, 2) of image row and text row, made of bunches of `per_cluster` pictures of one cluster.
 
-    `clusters` (n_images,) says which cluster each picture is in. A bunch holds different pictures with one of their texts
-    each; a batch is batch_size / per_cluster bunches, P x K in the paper's letters. As with random batches, an epoch
-    visits every text once (`per="texts"`) or every picture once (`per="images"`), in as many batches: the pictures that
-    no full bunch of their cluster takes make up mixed ones.
+    `clusters` (n_images,) says which cluster each picture is in. A bunch holds different pictures with one of their
+    texts each; a batch is batch_size / per_cluster bunches, P x K in the paper's letters. As with random batches, an
+    epoch visits every text once (`per="texts"`) or every picture once (`per="images"`), in as many batches: the
+    pictures that no full bunch of their cluster takes make up mixed ones.
     """
     [pairs] = epoch_batches(split, len(split.images) + len(split.texts), seed=seed, per=per)  # all, in random order
     rng = np.random.default_rng((*seed, NEIGHBOURS))

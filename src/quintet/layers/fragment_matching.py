@@ -33,8 +33,8 @@ def match_fragments(
     Of a region counts its best word, of a word its best region. p is the mean of these (Eq. 7), q the `top` largest in
     falling order (Eq. 8); where a sentence has fewer words than that, or a picture fewer regions, the rest of q is 0.
 
-    - `matching`: "dot" is the paper's product of a region and a word, "cosine" the same with both of unit length, "scan"
-      the released code's: unit length, leaky ReLU, then unit length over the words (T -> I) or the regions (I -> T).
+    - `matching`: "dot" is the paper's product of a region and a word, "cosine" the same with both of unit length,
+      "scan" the released code's: unit length, leaky ReLU, then unit length over words (T -> I) or regions (I -> T).
     - `count_padding`: as in the released code, padded regions count like real ones, and a sentence with fewer than
       `top` words is filled up with padded ones.
 

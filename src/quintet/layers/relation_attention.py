@@ -15,7 +15,7 @@ Relations = Literal["both", "inter", "intra"]
 class FusionInteraction(nn.Module):
     """Pictures and sentences as one sequence: relations within and across modalities at once (Figure 4b).
 
-    L post-norm Transformer layers whose attention is softmax(Q K^T / sqrt(d_k) + lambda S) over what A connects (Eq. 12).
+    L post-norm Transformer layers with attention softmax(Q K^T / sqrt(d_k) + lambda S) over what A connects (Eq. 12).
     """
 
     def __init__(

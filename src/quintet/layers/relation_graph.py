@@ -34,7 +34,7 @@ class AssociationGraphBuilder(nn.Module):
     - `neighbours` (tau): the fraction of a block's columns that a row is connected with, itself among them.
     - `top` (K): the length of a matching vector.
     - `sigma`, `distance`: relevance within a modality is exp(-|a - b|^2 / sigma) ("squared", Eq. 10) or, as in the
-      released code, exp(-|a - b| / sigma) ("plain"). Eq. 10 as printed swaps the two modalities; each uses its own here.
+      released code, exp(-|a - b| / sigma) ("plain"). Eq. 10 as printed swaps the modalities; each uses its own here.
 
     Connections carry no gradient. The two MLPs start alike.
     """
@@ -93,7 +93,7 @@ def matching_relevance(mlp: nn.Module, matches: Tensor) -> Tensor:
 
 
 def nearest(similarity: Tensor, fraction: float) -> Tensor:
-    """(n, m) bool: in each row the first `fraction` x m by falling similarity, at least one; ties are all in (Eq. 5, 6).
+    """(n, m) bool: in each row the first `fraction` x m by similarity, at least one; ties are all in (Eq. 5, 6).
 
     >>> nearest(torch.tensor([[0.1, 0.9, 0.5, 0.3], [1.0, 0.0, 1.0, 1.0]]), 0.5).int().tolist()
     [[0, 1, 1, 0], [1, 0, 1, 1]]

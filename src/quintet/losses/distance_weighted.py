@@ -2,8 +2,8 @@
 
 Wu, Manmatha, Smola, Krähenbühl: Sampling Matters in Deep Embedding Learning, ICCV 2017.
 
-On a sphere in many dimensions nearly all points are about sqrt(2) apart. Drawing a negative with a probability inverse to
-the density of its distance gives every distance the same chance, instead of the uninformative one nearly always.
+On a sphere in many dimensions nearly all points are about sqrt(2) apart. Drawing a negative with a probability inverse
+to the density of its distance gives every distance the same chance, instead of the uninformative one nearly always.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ def distance_weights(
     where distances below `nearest` count as that (or noise would win), and candidates at `farthest` or beyond are never
     drawn: the weight rises again towards opposite points.
 
-    >>> weights = distance_weights(torch.tensor([[0.9, 0.5, 0.0, -0.9]]), torch.tensor([[False, True, True, True]]), dim=64)
+    >>> candidate = torch.tensor([[False, True, True, True]])
+    >>> weights = distance_weights(torch.tensor([[0.9, 0.5, 0.0, -0.9]]), candidate, dim=64)
     >>> weights[0].round(decimals=3).tolist()
     [0.0, 1.0, 0.0, 0.0]
     """
@@ -76,8 +77,9 @@ def sampled_triplet(
 ) -> tuple[Tensor, Tensor]:
     """The cost of each row's anchor (n,), and which rows have no candidate at all (n,) bool and cost nothing.
 
-    Every positive column of an anchor makes one triplet with a negative of its own; `positive` is (n, m) bool, everything
-    else is negative. `uniform` (n, m) holds one random number in [0, 1) for each of them; those elsewhere are not used.
+    Every positive column of an anchor makes one triplet with a negative of its own; `positive` is (n, m) bool,
+    everything else is negative. `uniform` (n, m) holds one random number in [0, 1) for each positive; those elsewhere
+    are not used.
 
     >>> costs, without = sampled_triplet(
     ...     torch.tensor([[0.5, 0.4], [0.1, 0.5]]), torch.eye(2).bool(), torch.rand(2, 2), dim=8

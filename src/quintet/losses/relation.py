@@ -29,16 +29,16 @@ class RelationObjective(nn.Module):
     0, for the log) counts anchors for which nothing could be drawn.
 
     The graph: `mechanism` "fusion" or "standalone" with `layers` (L), `heads`, `hidden`, `dropout`; `neighbours` (tau);
-    `relevance_weight` (lambda); `top` (K); `sigma`. The loss: `margin`, `nearest`, `farthest` and `sampling_dim` (default:
-    that of the embeddings) of `sampled_triplet`; `regularisation`, its weight; relations start after `warmup_epochs`
-    epochs and `warmup_steps` steps.
+    `relevance_weight` (lambda); `top` (K); `sigma`. The loss: `margin`, `nearest`, `farthest` and `sampling_dim`
+    (default: that of the embeddings) of `sampled_triplet`; `regularisation`, its weight; relations start after
+    `warmup_epochs` epochs and `warmup_steps` steps.
 
     Released code instead of the paper: `matching: scan`, `distance: plain`, `detach_fragments: true` (the graph then
     learns from fragments without changing them), `count_padding: true`, `regularisation: 10`, `sampling_dim: 512`,
     `warmup_steps: 8000`.
 
-    Ablations: `relations` "both", "inter", "intra" or "none"; `neighbours: 1` connects everything; `relevance_weight: 0`
-    leaves relevance out; `consistency: false` leaves out L(v', u) and L(v, u').
+    Ablations: `relations` "both", "inter", "intra" or "none"; `neighbours: 1` connects everything;
+    `relevance_weight: 0` leaves relevance out; `consistency: false` leaves out L(v', u) and L(v, u').
 
     Several processes: the graph spans the global batch, and every process returns the values of its own anchors.
     """
@@ -137,7 +137,7 @@ class RelationObjective(nn.Module):
         return processes.gather_rows(rows, step.total)
 
     def _cost(self, step: Step, images: Tensor, texts: Tensor, random: torch.Generator) -> tuple[Tensor, Tensor]:
-        """(n,) twice: the costs of this process's anchors, both directions, and how many of the two had no candidate."""
+        """(n,) twice: the costs of this process's anchors, both directions, and how many had no candidate."""
         scores = images @ texts.T  # (N, N)
         uniform = torch.rand((2, *scores.shape), generator=random, device=scores.device, dtype=scores.dtype)
         text, no_text = sampled_triplet(scores, step.same_group, uniform[0], **self.sampling)  # type: ignore[arg-type]
@@ -146,7 +146,7 @@ class RelationObjective(nn.Module):
 
 
 def _shared_generator(device: torch.device) -> torch.Generator:
-    """A generator that all processes seed alike, from the first one's stream: resuming and sharing out change nothing."""
+    """A generator that all processes seed alike, from the first one's stream: sharing work out changes no draw."""
     seed = torch.randint(2**62, (1,))
     if processes.count() > 1:
         seed = processes.sum_over_processes((seed if processes.is_first() else torch.zeros_like(seed)).to(device))

@@ -151,13 +151,8 @@ class _Mining:
         journal: Journal | None,
         progress: Progress | None,
     ) -> None:
-        self.source, self.exclusions, self.options, self.memory, self.journal = (
-            source,
-            exclusions,
-            options,
-            memory,
-            journal,
-        )
+        self.source, self.exclusions = source, exclusions
+        self.memory, self.journal = memory, journal
         self._progress, self._done = progress, 0
         sizes = len(source.image_codes), len(source.text_codes)
         self.total = sizes[0] * sizes[1]

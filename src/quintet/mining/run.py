@@ -24,7 +24,7 @@ DEFAULTS = {"top_texts": 300, "top_images": 60, "exclude_duplicates": False, "fa
 def mine_run(
     run: Run,
     corpus: Corpus,
-    split_name: str,
+    split: Split,
     out: Path | str,
     *,
     device: torch.device | str = "cpu",
@@ -36,7 +36,7 @@ def mine_run(
     Lists that are there already, from the same weights, split and options, are opened and not mined again. Under
     torchrun encoding and mining are shared out, every process gets the lists and the first one writes them.
     """
-    out, split = Path(out), corpus.split(split_name)
+    out = Path(out)
     settings = {name: options.get(name, default) for name, default in DEFAULTS.items()}
     ready = _already(out, run, split, settings)
     if ready is not None:

@@ -169,7 +169,7 @@ def _words(
     words = HuggingFaceText(name, config=config, pretrained=pretrained, trainable=True)
     if words.vocabulary_size < vocabulary_size:
         raise RecipeError(
-            f"the tokenizer has {vocabulary_size} word pieces, but the text encoder {name} knows {words.vocabulary_size}; "
+            f"the tokenizer has {vocabulary_size} ids, but the text encoder {name} knows {words.vocabulary_size}; "
             f"use its own: data.tokenizer={{kind: wordpiece, source: {name}}}"
         )
     return words

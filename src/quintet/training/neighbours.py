@@ -40,7 +40,7 @@ def image_clusters(
     device: torch.device,
     at_start: bool,
 ) -> np.ndarray:
-    """(n_images,): the cluster of each training picture, computed at the start of an epoch and kept in the stage's folder.
+    """(n_images,): the cluster of each training picture, computed as an epoch starts and kept in the stage's folder.
 
     A run that is resumed later in the epoch reads them back, because its weights are no longer those of the start.
     """

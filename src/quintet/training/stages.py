@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from quintet import processes
 from quintet.data.tokenizers import Tokenizer, load_tokenizer
@@ -39,7 +37,8 @@ def train(recipe: Recipe, out: Path | str, *, device: str = "auto", display: Dis
             f"{out} holds a run already; resume it with `quintet train --resume {out}`, or choose another folder"
         )
     display = display or Silent()
-    with _processes(device) as place:
+    place = pick_device(device)
+    with processes.joined(place):
         data = open_data(recipe, display.note)
         tokenizer = build_tokenizer(recipe.data.tokenizer, data.train)
         model = complete_model(recipe, data, tokenizer)
@@ -66,7 +65,8 @@ def resume(out: Path | str, *, device: str = "auto", display: Display | None = N
     if not (out / "tokenizer.json").is_file() or not (out / "recipe.yaml").is_file():
         raise RunError(f"{out} stopped before its first step and cannot be resumed; remove the folder and train again")
     display = display or Silent()
-    with _processes(device) as place:
+    place = pick_device(device)
+    with processes.joined(place):
         recipe = load_recipe(out / "recipe.yaml")
         data = open_data(recipe, display.note)
         tokenizer = load_tokenizer(out / "tokenizer.json")
@@ -139,22 +139,3 @@ def _make_trainer(
 
 def _mix(seed: int, stage: int, stream: int) -> int:
     return (seed * 1009 + stage) * 10_007 + stream
-
-
-class _processes:  # noqa: N801 (a context manager, used like a function)
-    """Join the process group that torchrun announces, for as long as training lasts, and say which device to use."""
-
-    def __init__(self, device: str) -> None:
-        self.device = device
-        self.joined = False
-
-    def __enter__(self) -> torch.device:
-        device = pick_device(self.device)
-        if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
-            dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-            self.joined = True
-        return device
-
-    def __exit__(self, *_: object) -> None:
-        if self.joined:
-            dist.destroy_process_group()

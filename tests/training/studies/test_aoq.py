@@ -10,7 +10,7 @@ import pytest
 from quintet.errors import RecipeError
 from quintet.files import read_json
 from quintet.losses import OBJECTIVES
-from quintet.training import negatives as mining
+from quintet.mining import run as mining
 from quintet.training.recipe import Recipe, list_recipes, load_recipe, parse_recipe
 from quintet.training.studies import STUDIES
 from quintet.training.studies.aoq import ABLATIONS, aoq_study
