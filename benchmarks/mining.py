@@ -188,7 +188,8 @@ def measure(name: str, arguments: argparse.Namespace, device: torch.device) -> d
     memory = arguments.memory or default_memory(device)
     planned = (Sample.plan(len(texts), TOP_TEXTS + 6, 16384), Sample.plan(len(images), TOP_IMAGES + 1, 8192))
     usual = half_shape(memory, len(images), len(texts), planned)
-    shapes = {f"usual {usual.images}x{usual.texts}": (usual.images, usual.texts)} | (SHAPES if on_gpu else {})
+    others = SHAPES if on_gpu and arguments.variants else {}
+    shapes = {f"usual {usual.images}x{usual.texts}": (usual.images, usual.texts)} | others
     dtype = torch.float16 if on_gpu else torch.float32
     found: dict[str, Any] = {
         "images": len(images),
@@ -221,10 +222,11 @@ def measure(name: str, arguments: argparse.Namespace, device: torch.device) -> d
         for kernel in ((True, False) if on_gpu else (False,))
         for label, shape in (shapes.items() if kernel else list(shapes.items())[:2])
     }
-    if on_gpu:
+    if on_gpu and arguments.variants:
         variants["float16 triton samples 32768, 16384"] = ("float16", True, usual_shape, (32768, 16384))
         variants["float16 triton samples 8192, 4096"] = ("float16", True, usual_shape, (8192, 4096))
-    variants["bfloat16 usual"] = ("bfloat16", on_gpu, usual_shape, (16384, 8192))
+    if arguments.variants or not on_gpu:
+        variants["bfloat16 usual"] = ("bfloat16", on_gpu, usual_shape, (16384, 8192))
     if arguments.float32:
         variants["float32"] = ("float32", on_gpu, usual_shape, (16384, 8192))
     for label, variant in variants.items():
@@ -302,6 +304,7 @@ def main() -> None:
     parser.add_argument("--dim", type=int, default=1024)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--memory", type=int, default=None, help="bytes; default: half of what is free")
+    parser.add_argument("--variants", action="store_true", help="also other block shapes, sample sizes and bfloat16")
     parser.add_argument("--float32", action="store_true", help="also float32 blocks throughout")
     parser.add_argument("--topk", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--scan", type=int, default=0, metavar="IMAGES", help="also SCAN, on so many images")
