@@ -3,7 +3,7 @@
     python benchmarks/aoq_rounds.py --recipe aoq-vsrn-flickr8k --corpus corpora/flickr8k --seeds 0 1 2 \\
         --work runs/aoq-vsrn-flickr8k --out benchmarks/results/aoq_vsrn_flickr8k.json
 
-Each seed is an ordinary `quintet train`, `--parallel` of them at a time; a run that is finished is not trained again and an
+Each seed is an ordinary `quintet train`, `--parallel` of them at a time; a finished run is not trained again and an
 unfinished one is resumed. Every stage's selected weights are measured on the test split, which nothing was chosen on.
 """
 

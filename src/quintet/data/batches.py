@@ -63,8 +63,8 @@ class TextBatch(_Movable):
     def __post_init__(self) -> None:
         if self.tokens.dim() != 2:
             raise ValueError(f"tokens must be (n, L), got {tuple(self.tokens.shape)}")
-        if not isinstance(self.lengths, Tensor):  # the public call allows a plain list
-            object.__setattr__(self, "lengths", torch.as_tensor(self.lengths, dtype=torch.int64))
+        lengths = torch.as_tensor(self.lengths, dtype=torch.int64)  # the public call allows a plain list
+        object.__setattr__(self, "lengths", lengths.to(self.tokens.device))
         if self.lengths.shape != self.tokens.shape[:1]:
             raise ValueError(f"{len(self.tokens)} sentences but lengths of shape {tuple(self.lengths.shape)}")
         if self.features is not None and self.features.shape[:2] != self.tokens.shape:
