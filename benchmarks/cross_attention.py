@@ -17,7 +17,8 @@ import shlex
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -111,8 +112,7 @@ def ours(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     return {way: arguments for way, arguments in WAYS.items() if way.split(",")[0] in wanted}
 
 
-def all_pairs(options: argparse.Namespace) -> list[dict[str, Any]]:
-    results = []
+def all_pairs(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     images = fragments(options.images, options.regions, options.dim, options.device)
     for ragged in (False, True):
         lengths = caption_lengths(options.texts, options.words, ragged)
@@ -127,18 +127,15 @@ def all_pairs(options: argparse.Namespace) -> list[dict[str, Any]]:
                     work = lambda t=texts, a=arguments: scan_scores(images, t, **a)  # noqa: E731
                     difference = (work() - expected).abs().max().item()
                     row["ours"][way] = against(loop, measure(work, options.device, options.repeats * 6), difference)
-            results.append(row)
-            report(row)
-    return results
+            yield row
 
 
-def training_step(options: argparse.Namespace) -> list[dict[str, Any]]:
+def training_step(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """One step at batch size `--batch`, for the loop and for each way of ours, from the same weights."""
     lengths = caption_lengths(options.batch, options.words, ragged=False)
     pictures = ImageBatch(fragments=torch.randn(options.batch, options.regions, options.image_dim)).to(options.device)
     tokens = torch.randint(0, options.vocabulary, (options.batch, int(lengths.max())))
     sentences = TextBatch(tokens.to(options.device), lengths)
-    results = []
     for name, settings in SETTINGS.items():
         row: dict[str, Any] = {"what": "training step", "direction": name, "batch": options.batch, "ours": {}}
         loop, first = one_step(options, pictures, sentences, settings, None)
@@ -146,9 +143,7 @@ def training_step(options: argparse.Namespace) -> list[dict[str, Any]]:
         for way, arguments in ours(options).items():
             found, loss = one_step(options, pictures, sentences, settings, {**arguments, "budget": options.budget})
             row["ours"][way] = against(loop, found, abs(loss - first) / abs(first))
-        results.append(row)
-        report(row)
-    return results
+        yield row
 
 
 def one_step(
@@ -259,7 +254,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--image-dim", type=int, default=2048)
     parser.add_argument("--vocabulary", type=int, default=8481)
     parser.add_argument("--budget", type=int, help="bytes of a block; the library's own choice if left out")
-    parser.add_argument("--engines", default="default,torch,compile", help="on a GPU; compiling takes minutes")
+    parser.add_argument("--engines", default="default,torch", help="of default, torch, compile (which takes minutes)")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, help="on a CPU")
@@ -278,10 +273,13 @@ def main() -> None:
     torch.set_float32_matmul_precision(options.matmul)
     if options.threads:
         torch.set_num_threads(options.threads)
-    results = all_pairs(options) + training_step(options)
-    if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps({**environment(options), "results": results}, indent=2) + "\n")
+    results = []
+    for row in chain(training_step(options), all_pairs(options)):
+        report(row)
+        results.append(row)
+        if options.out:  # after every row: a run that is cut short leaves what it had
+            options.out.parent.mkdir(parents=True, exist_ok=True)
+            options.out.write_text(json.dumps({**environment(options), "results": results}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -76,7 +76,7 @@ def test_masks_pairs_and_gates(focal: str | None, paired: bool, masked: bool) ->
     compare((4, 6, 4, 20), masked, paired, focal=focal)
 
 
-@pytest.mark.parametrize("sizes", [(2, 36, 9, 16), (3, 16, 40, 36), (1, 1, 1, 1), (2, 30, 3, 36), (2, 100, 2, 40)])
+@pytest.mark.parametrize("sizes", [(2, 36, 9, 16), (3, 16, 40, 36), (1, 1, 1, 1), (2, 30, 3, 36), (2, 100, 2, 20)])
 def test_sizes(sizes: tuple[int, int, int, int]) -> None:
     compare(sizes)
 
@@ -85,5 +85,5 @@ def test_what_does_not_fit_is_refused() -> None:
     products = torch.zeros(1, 200, 1, 4, device=DEVICE)
     assert not fits(products)
     assert not fits(torch.zeros(1, 4, 1, 4, dtype=torch.float64))
-    with pytest.raises(ValueError, match="at most 128 x 64"):
+    with pytest.raises(ValueError, match="at most 128 x 32"):
         fused_cosines(products, products, products, None, None, norm="none", relu_slope=0.0, temperature=1.0)
