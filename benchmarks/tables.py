@@ -1,0 +1,161 @@
+"""Writes docs/benchmarks.md from the files under benchmarks/results: no number in it is typed by hand.
+
+python benchmarks/tables.py
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from quintet.files import read_json, write_text
+
+RESULTS = Path(__file__).parent / "results"
+PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
+HEAD = """# Benchmarks
+
+Written by `benchmarks/tables.py` from the files under `benchmarks/results/`, each of which holds its command, seed,
+device and versions. Everything compared was measured in one run.
+"""
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    return "\n".join(lines + ["| " + " | ".join(str(cell) for cell in row) + " |" for row in rows])
+
+
+def cross_attention(name: str, found: dict[str, Any]) -> str:
+    sizes = found["sizes"]
+    rows = []
+    for row in found["results"]:
+        what = (
+            "training step"
+            if row["what"] == "training step"
+            else "all pairs" + (", ragged" if row.get("ragged") else "")
+        )
+        for way, ours in row["ours"].items():
+            less = ours.get("times_less_peak_bytes_above_start", ours.get("times_less_saved_bytes"))
+            rows.append(
+                (
+                    what,
+                    row["direction"],
+                    way,
+                    f"{row['loop']['seconds']:.4f}",
+                    f"{ours['seconds']:.4f}",
+                    f"{ours['times_faster']:.1f}",
+                    f"{less:.1f}" if less is not None and row["what"] == "training step" else "",
+                )
+            )
+    columns = ("what", "attention", "ours", "loop, s", "ours, s", "times faster", "times less memory")
+    size = f"{sizes['images']} x {sizes['texts']} pairs, batch {sizes['batch']}, "
+    size += f"{sizes['regions']} regions, {sizes['words']} words"
+    return f"{found['device']}, {size}, d = {sizes['dim']} (`{name}`)\n\n" + table(columns, rows)
+
+
+def mining(name: str, found: dict[str, Any]) -> str:
+    rows = []
+    for size in ("f30k", "coco"):
+        part = found[size]
+        bare = min(min(seconds) for seconds in part["product"].values())
+        for label, result in part["mine"].items():
+            wrong = sum(side["not_among_the_best"] for side in result["check"].values())
+            seconds = min(result["seconds"])
+            cells = (f"{bare:.3f}", f"{seconds:.3f}", f"{seconds / bare:.1f}", f"{result['peak_gib']:.1f}", wrong)
+            rows.append((f"{part['images']:,} x {part['texts']:,}", label, *cells))
+    columns = (
+        "images x texts",
+        "way",
+        "product alone, s",
+        "mined, s",
+        "times the product",
+        "peak GiB",
+        "wrong entries",
+    )
+    lists = f"{found['top_texts']} texts and {found['top_images']} images a list"
+    text = f"{found['device']}, d = {found['coco']['dim']}, {lists} (`{name}`)\n\n"
+    text += table(columns, rows)
+    if "scan" in found:
+        scan = found["scan"]
+        text += (
+            f"\n\nSCAN mining for itself: {scan['images']:,} images x {scan['texts']:,} texts "
+            f"in {scan['seconds']:.1f} s; "
+            f"in proportion {scan['seconds_for_29000']:.0f} s for the 29,000 images of Flickr30K."
+        )
+    return text
+
+
+def rounds(found: dict[str, Any]) -> list[tuple[object, ...]]:
+    first = next(iter(found["seeds"].values()))
+    rows: list[tuple[object, ...]] = []
+    for stage in first:
+        values = [seed[stage]["metrics"] for seed in found["seeds"].values()]
+        mean = {key: statistics.mean(value[key] for value in values) for key in values[0]}
+        sums = [value["rsum"] for value in values]
+        cells = [f"{mean[f'{way}_r{k}']:.1f}" for way in ("i2t", "t2i") for k in (1, 5, 10)]
+        rows.append((found["recipe"], stage, *cells, f"{mean['rsum']:.1f} ± {statistics.stdev(sums):.1f}", ""))
+    gain = found["gain_rsum"]
+    rows[-1] = (*rows[-1][:-1], f"{gain['mean']:+.1f} ± {gain['spread']:.1f}")
+    return rows
+
+
+def read(name: str) -> dict[str, Any] | None:
+    path = RESULTS / name
+    return read_json(path) if path.is_file() else None
+
+
+def main() -> None:
+    parts = [HEAD]
+    attention = [(name, read(name)) for name in ("cross_attention_h200.json", "cross_attention_cpu.json")]
+    parts.append("## SCAN's scores against the loop over captions\n")
+    parts += [cross_attention(name, found) + "\n" for name, found in attention if found]
+    if found := read("mining_h200.json"):
+        parts.append("## Mining hard negatives\n\n" + mining("mining_h200.json", found) + "\n")
+    studies = [found for path in sorted(RESULTS.glob("aoq_*.json")) if (found := read(path.name))]
+    if studies:
+        columns = ("recipe", "round", *(f"{way} R@{k}" for way in ("i2t", "t2i") for k in (1, 5, 10)), "rsum", "gain")
+        seeds = ", ".join(sorted({str(len(found["seeds"])) for found in studies}))
+        parts.append(
+            f"## AOQ: the second round against the first\n\nSingle models on the test split, mean of {seeds} seeds; "
+            "± is the sample standard deviation, the gain is taken seed by seed.\n\n"
+            + table(columns, (row for found in studies for row in rounds(found)))
+            + "\n"
+        )
+    if found := read("training_cpu.json"):
+        rows = [
+            (row["matcher"], *row["pairs_per_second"].values(), *row.get("speedup", {}).values())
+            for row in found["rows"]
+        ]
+        settings = found["settings"]
+        parts.append(
+            f"## Training throughput\n\nPairs a second, {settings['fragments']} fragments of {settings['dim']}, "
+            f"d = {settings['embed_dim']}, batch {settings['batch']}, CPU, {settings['threads']} thread a process.\n\n"
+            + table(("matcher", "1 process", "2 processes", "speed-up"), rows)
+            + "\n"
+        )
+    if found := read("hrem_h200.json"):
+        rows = [(row["mechanism"], row["precision"], row["step_ms"], row["peak_gib"]) for row in found["rows"]]
+        device = found["provenance"]["machine"]["accelerator"]
+        settings = found["settings"]
+        text = f"## HREM's training step\n\n{device}, batch {settings['batch']}, "
+        text += f"{settings['layers']}-layer text encoder.\n\n"
+        parts.append(text + table(("mechanism", "precision", "ms", "peak GiB"), rows) + "\n")
+    if found := read("evaluation.json"):
+        rows = [
+            (f"{row['images']:,} x {row['texts']:,}", row["device"], f"{row['rank_seconds_median']:.3f}")
+            for row in found["measurements"]
+        ]
+        parts.append("## Exact ranks, both directions\n\n" + table(("images x texts", "device", "s"), rows) + "\n")
+    if found := read("feature_loading.json"):
+        parts.append(
+            f"## Features larger than memory\n\n"
+            f"{found['rows_read']:,} random rows of a {found['file_gigabytes']:.0f} GB file: "
+            f"{found['rows_per_second']:,.0f} rows a second; at most {found['resident_peak_mb']:.0f} MB resident "
+            f"({found['resident_before_mb']:.0f} MB of it before reading).\n"
+        )
+    write_text(PAGE, "\n".join(parts))
+
+
+if __name__ == "__main__":
+    main()
