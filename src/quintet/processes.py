@@ -30,6 +30,11 @@ def is_first() -> bool:
     return rank() == 0
 
 
+def is_first_launched() -> bool:
+    """Whether torchrun counts this process as the first; unlike `is_first`, also outside of `joined`."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
 def share(total: int, process: int | None = None) -> slice:
     """The rows of a global batch that a process (default: this one) works on: consecutive, as even as possible.
 

@@ -63,6 +63,9 @@ def test_models_and_recipes_are_listed() -> None:
     assert "vse-scenes" in recipes
     shown = runner.invoke(main.app, ["recipes", "vse-scenes"]).stdout
     assert yaml.safe_load(shown)["name"] == "vse-scenes"
+    whole = json.loads(runner.invoke(main.app, ["recipes", "aoq-vse-scenes", "--json"]).stdout)
+    assert whole["stages"][1]["negatives"]["from"] == "online"
+    assert whole["stages"][1]["epochs"] == 20
 
 
 def test_train_then_evaluate(tiny_recipe: dict[str, Any], tmp_path: Path) -> None:

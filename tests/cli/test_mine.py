@@ -13,6 +13,7 @@ from quintet.data.corpus import Corpus
 from quintet.data.negatives import NegativeLists
 from quintet.errors import QuintetError
 from quintet.training.recipe import parse_recipe
+from quintet.training.run import open_run
 from quintet.training.stages import train
 
 
@@ -65,6 +66,16 @@ def test_mine_as_json_on_another_split_and_stage(trained: Path, tmp_path: Path) 
     assert facts["lists"]["texts"] == {"anchors": 6, "not_full": 6, "empty": facts["lists"]["texts"]["empty"]}
     assert "texts_above_false_negative_threshold" in facts["excluded"]
     assert NegativeLists.open(tmp_path / "lists").manifest["split"] == "dev"
+
+
+def test_a_checkpoint_mines_as_its_stage_does(trained: Path) -> None:
+    place = trained / "negatives" / "train-online"
+    for path in (trained / "stages" / "online", trained / "stages" / "online" / "selected.safetensors"):
+        facts = json.loads(mine(path, "--json", "--device", "cpu").stdout)
+        assert facts["folder"] == str(place)
+        assert facts["matcher"]["weights"] == open_run(trained, stage="online").weights_checksum
+    facts = json.loads(mine(trained / "weights.safetensors", "--json", "--device", "cpu").stdout)
+    assert facts["folder"] == str(trained / "negatives" / "train")
 
 
 def test_mistakes_are_explained(trained: Path, tmp_path: Path) -> None:

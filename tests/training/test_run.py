@@ -12,7 +12,7 @@ from quintet.errors import RunError
 from quintet.files import read_json, write_json
 from quintet.models import create_model
 from quintet.training.recipe import parse_recipe
-from quintet.training.run import open_run, write_run
+from quintet.training.run import locate, open_run, write_run
 from quintet.training.stages import train
 
 MODEL = {"name": "vse++", "arguments": {"image_dim": 8, "vocabulary_size": 10, "embed_dim": 4, "word_dim": 4}}
@@ -45,6 +45,24 @@ def test_a_trained_run_opens_and_feeds_its_matcher(tiny_recipe: dict[str, Any], 
     assert scores.shape == (4, 3)
     assert not run.matcher.training
     assert quintet.load(tmp_path / "run", stage="online").embed_dim == 8
+
+
+def test_paths_of_stages_and_weights_files_name_a_run(foreign_run: Path) -> None:
+    assert locate(foreign_run, "online") == (foreign_run, "online")
+    assert locate(foreign_run / "stages" / "online", "online") == (foreign_run, "online")
+    assert open_run(foreign_run / "weights.safetensors").folder == foreign_run
+    with pytest.raises(RunError, match="name one of them"):
+        locate(foreign_run / "stages" / "online", "offline")
+    other = foreign_run / "model_best.pth.tar"
+    other.write_bytes(b"x")
+    with pytest.raises(RunError, match="quintet convert"):
+        open_run(other)
+
+
+def test_a_run_may_lie_in_a_folder_called_stages(foreign_run: Path, tmp_path: Path) -> None:
+    (tmp_path / "stages").mkdir()
+    moved = foreign_run.rename(tmp_path / "stages" / "first")
+    assert open_run(moved).folder == moved
 
 
 def test_runs_made_from_elsewhere(foreign_run: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -52,7 +53,7 @@ def demo_command(
     console.print(f"  {corpus.texts[1].text}", style="italic")
 
     console.rule("2  training", align="left")
-    plan = load_recipe(recipe, [f"data.corpus={out / 'corpus'}", f"seed={seed}"])
+    plan = load_recipe(recipe, [f"data.corpus={json.dumps(str(out / 'corpus'))}", f"seed={seed}"])
     with TrainingDisplay(console) as display:
         train(plan, out / "run", device="cpu", display=display)
 
@@ -64,14 +65,14 @@ def demo_command(
     console.rule("4  searching", align="left")
     searches = _search(run, corpus, split, index)
     for search in searches:
-        console.print(search.query, style="bold")
+        console.print(search.query, style="bold", markup=False)
         for place, hit in enumerate(search.hits[:3], 1):
             mark = "  <- the picture it was written for" if hit.right else ""
             console.print(f"  {place}. {hit.image_path.name}  score {hit.score:.3f}{mark}", highlight=False)
     page = out / "page.html"
     write_search_page(page, "Quintet demo", searches, intro=_intro(corpus), above=_table(results))
     console.rule(f"done in {time.monotonic() - began:.0f} s", align="left")
-    console.print(f"open {page.resolve()} in a browser", highlight=False, soft_wrap=True)
+    console.print(f"open {page.resolve()} in a browser", highlight=False, markup=False, soft_wrap=True)
 
 
 def _measure(

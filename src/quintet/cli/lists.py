@@ -33,8 +33,11 @@ def recipes_command(
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
     """List the shipped recipes, or print one: `quintet recipes vse-scenes > mine.yaml` starts your own."""
-    from quintet.training.recipe import list_recipes, recipe_text
+    from quintet.training.recipe import list_recipes, load_recipe, recipe_text
 
+    if name is not None and as_json:
+        print(json.dumps(load_recipe(name).model_dump(mode="json", by_alias=True), indent=2))
+        return
     if name is not None:
         print(recipe_text(name), end="")
         return

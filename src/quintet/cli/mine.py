@@ -28,7 +28,12 @@ REASONS = {
 
 
 def mine_command(
-    run: Path = typer.Argument(..., metavar="RUN", help="The run whose matcher mines.", show_default=False),
+    run: Path = typer.Argument(
+        ...,
+        metavar="RUN_OR_CHECKPOINT",
+        help="The run whose matcher mines, or the selected weights of one of its stages.",
+        show_default=False,
+    ),
     corpus: Path | None = typer.Argument(
         None, metavar="[CORPUS]", help="The corpus to mine; default: the one the run was trained on."
     ),
@@ -57,6 +62,8 @@ def mine_command(
 
     `quintet mine runs/first corpora/f30k --top-texts 300 --top-images 60`
 
+    `quintet mine runs/first/stages/online` mines with that stage's selected weights, as `--stage online` does.
+
     Every pair is compared; texts and images of one group are never negatives of each other. A mining that was stopped
     or killed goes on where it was when the same command is given again. Several processes share the work:
     `torchrun --nproc-per-node 2 -m quintet mine ...`.
@@ -64,8 +71,9 @@ def mine_command(
     from quintet.data.corpus import Corpus
     from quintet.mining.run import mine_run
     from quintet.training.devices import pick_device
-    from quintet.training.run import open_run
+    from quintet.training.run import locate, open_run
 
+    run, stage = locate(run, stage)
     working = None if memory is None else parse_size(memory)
     place = pick_device(device)
     with processes.joined(place):

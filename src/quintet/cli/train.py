@@ -36,10 +36,13 @@ def train_command(
     from quintet.training import stages
     from quintet.training.recipe import load_recipe
 
-    console = Console(stderr=True, quiet=as_json or not processes.is_first())
+    first = processes.is_first_launched()
+    console = Console(stderr=True, quiet=as_json or not first)
     if resume is not None:
         if recipe is not None:
             raise RecipeError("--resume takes no recipe: the run has its own")
+        if out is not None or corpus is not None:
+            raise RecipeError("--resume takes neither --out nor --corpus: the run has its own folder and corpus")
         with TrainingDisplay(console) as display:
             summaries = stages.resume(resume, device=device, display=display)
         folder = resume
@@ -53,7 +56,6 @@ def train_command(
         with TrainingDisplay(console) as display:
             summaries = stages.train(loaded, out, device=device, display=display)
         folder = out
-    if as_json:
+    if as_json and first:
         print(json.dumps({"run": str(folder), "stages": summaries}))
-    elif processes.is_first():
-        console.print(f"finished: {folder}; measure it with `quintet evaluate {folder}`", highlight=False)
+    console.print(f"finished: {folder}; measure it with `quintet evaluate {folder}`", highlight=False, markup=False)

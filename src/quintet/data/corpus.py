@@ -145,7 +145,7 @@ class Corpus:
         """Tables may be written by hand or made from file names: everything must be text that UTF-8 can hold."""
         for kind, rows in (("image", self.images), ("text", self.texts)):
             for row in rows:
-                values = (row.id, row.group, row.path if isinstance(row, Image) else row.text)
+                values = (row.id, row.group, (row.path or "") if isinstance(row, Image) else row.text)
                 if not all(map(_is_text, values)):
                     raise CorpusError(
                         f"corpus {self.name!r}: {kind} {row.id!r}: id, group and path or text must be strings that "
@@ -244,9 +244,6 @@ class Corpus:
 
 
 def _is_text(value: object) -> bool:
-    """None counts: a picture may have no path."""
-    if value is None:
-        return True
     if not isinstance(value, str):
         return False
     try:

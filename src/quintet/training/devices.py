@@ -10,14 +10,23 @@ from quintet.errors import QuintetError
 
 
 def pick_device(name: str) -> torch.device:
-    """ "auto" is the GPU of this process where there is one, else the CPU."""
-    if name == "auto":
-        name = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu"
+    """ "cuda" is the GPU of this process; "auto" likewise where there is one, else the CPU."""
     try:
-        device = torch.device(name)
+        device = torch.device(device_name(name, torch.cuda.is_available()))
         torch.empty(0, device=device)  # a device torch knows need not be one this machine has
     except (RuntimeError, AssertionError) as error:
         raise QuintetError(f"no device {name!r} here: {str(error).partition(chr(10))[0]}") from None
     if device.type == "cuda":
         torch.cuda.set_device(device)
     return device
+
+
+def device_name(name: str, has_gpu: bool) -> str:
+    """With an index wherever a GPU is meant: torchrun's processes must not all work on the first one.
+
+    >>> device_name("auto", has_gpu=False), device_name("cuda:1", has_gpu=True)
+    ('cpu', 'cuda:1')
+    """
+    if name == "auto":
+        name = "cuda" if has_gpu else "cpu"
+    return f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if name == "cuda" else name

@@ -8,7 +8,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any, Protocol
 
-from quintet.files import read_jsonl, write_jsonl
+from quintet.files import write_jsonl
 
 
 class Display(Protocol):
@@ -82,9 +82,7 @@ class Log:
 def _complete_rows(path: Path) -> list[dict[str, Any]]:
     """The rows of a log whose last line a kill may have cut short."""
     text = path.read_text(encoding="utf-8")
-    if text and not text.endswith("\n"):
-        path.write_text(text[: text.rfind("\n") + 1], encoding="utf-8")
-    return list(read_jsonl(path))
+    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
 
 def _board(folder: Path, resumed_step: int | None) -> Any:
@@ -92,4 +90,4 @@ def _board(folder: Path, resumed_step: int | None) -> Any:
         return None
     from torch.utils.tensorboard import SummaryWriter
 
-    return SummaryWriter(str(folder), purge_step=None if resumed_step is None else resumed_step + 1)
+    return SummaryWriter(str(folder), purge_step=0 if resumed_step is None else resumed_step + 1)

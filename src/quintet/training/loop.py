@@ -19,7 +19,7 @@ from quintet.data.draws import OfflineRows, draw_offline
 from quintet.data.loading import load_pairs
 from quintet.data.neighbours import neighbour_batches
 from quintet.data.sampling import epoch_batches
-from quintet.errors import TrainingError
+from quintet.errors import RecipeError, TrainingError
 from quintet.files import write_json
 from quintet.layers.shared_batchnorm import share_batchnorms
 from quintet.losses.step import Progress, Step, Term
@@ -30,7 +30,7 @@ from quintet.training.logs import Display, Log, Window
 from quintet.training.neighbours import image_clusters
 from quintet.training.optim import freeze, lr_factor, make_optimizer, set_lr
 from quintet.training.recipe import AugmentRecipe, StageRecipe
-from quintet.training.validation import validate
+from quintet.training.validation import check_metric, is_better, validate
 from quintet.training.word_cache import split_sentences
 
 
@@ -73,6 +73,7 @@ class StageTrainer:
         display: Display,
         negatives: NegativeLists | None = None,
     ) -> None:
+        check_metric(stage.select)
         self.stage, self.data, self.tokenizer, self.negatives = stage, data, tokenizer, negatives
         self.folder, self.seed, self.device, self.workers, self.display = folder, seed, device, workers, display
         self.matcher = matcher
@@ -135,7 +136,13 @@ class StageTrainer:
             plan = neighbour_batches(self.data.train, clusters, batches.size, batches.per_cluster, **settings)
         else:
             plan = epoch_batches(self.data.train, batches.size, **settings)
-        return [pairs for pairs in plan if len(pairs) >= processes.count()]
+        shared = [pairs for pairs in plan if len(pairs) >= processes.count()]
+        if not shared:
+            raise RecipeError(
+                f"no batch has a pair for each of {processes.count()} processes (batches.size is {batches.size}); "
+                "use larger batches or fewer processes"
+            )
+        return shared
 
     def _clusters(self, epoch: int) -> np.ndarray:
         if self._clustered is None or self._clustered[0] != epoch:
@@ -204,7 +211,7 @@ class StageTrainer:
             terms = self.objective(Step(self.matcher, batch, progress, total))  # type: ignore[arg-type]
         loss = torch.zeros((), device=self.device)
         for term in terms.values():
-            loss = loss + term.weight * self._reduce(term.values)
+            loss = loss + term.weight * self._reduce(term.values, batches)
         loss.backward()
         summed = torch.stack(
             [torch.stack([term.values.sum(), term.values.new_tensor(term.values.numel())]) for term in terms.values()]
@@ -213,11 +220,12 @@ class StageTrainer:
             (at.step, terms, summed.detach())
         )  # (terms, 2); read later, so that the device need not wait
 
-    def _reduce(self, values: Tensor) -> Tensor:
+    def _reduce(self, values: Tensor, batches: int) -> Tensor:
         if self.stage.reduction == "sum":
             return values.sum()
         count = processes.sum_over_processes(torch.tensor(float(values.numel()), device=values.device))
-        return values.sum() / count / self.stage.accumulate
+        first = self.position.batch // self.stage.accumulate * self.stage.accumulate  # of this optimizer step
+        return values.sum() / count / min(self.stage.accumulate, batches - first)  # the last step may have fewer
 
     def _update(self) -> None:
         processes.sum_gradients(self.trainable)
@@ -259,12 +267,8 @@ class StageTrainer:
         at = self.position
         self.module.eval()
         metrics = validate(self.matcher, self.data, self.validation_sentences, self.device)
-        if self.stage.select not in metrics:
-            raise TrainingError(
-                f"select: {self.stage.select!r} is not a metric; there are {', '.join(sorted(metrics))}"
-            )
         value = metrics[self.stage.select]
-        better = at.best is None or value > at.best
+        better = is_better(self.stage.select, value, at.best)
         if better:
             at.best, at.best_epoch, at.best_metrics = value, at.epoch, metrics
             if processes.is_first():

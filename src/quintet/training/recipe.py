@@ -40,6 +40,14 @@ class TokenizerRecipe(_Strict):
     size: int = Field(8000, ge=10, description="wordpiece: how many pieces, when trained on the corpus")
     word_vectors: Path | None = Field(None, description="GloVe or word2vec file for the first word embeddings")
 
+    @model_validator(mode="after")
+    def _files_are_of_the_kind(self) -> TokenizerRecipe:
+        if self.kind == "words" and self.source is not None:
+            raise ValueError("source goes with kind: wordpiece; a word vocabulary is read from `vocabulary`")
+        if self.kind == "wordpiece" and self.vocabulary is not None:
+            raise ValueError("vocabulary goes with kind: words; word pieces are read from `source`")
+        return self
+
 
 class AugmentRecipe(_Strict):
     """Random changes of pixels in training."""
@@ -65,6 +73,12 @@ class DataRecipe(_Strict):
     )
     workers: int = Field(0, ge=0, description="processes that load batches; 0: the training process itself")
     limit: int | None = Field(None, ge=2, description="train on the first so many groups only, for trials")
+
+    @model_validator(mode="after")
+    def _pixels_are_there_to_change(self) -> DataRecipe:
+        if self.features is not None and self.augment != AugmentRecipe():
+            raise ValueError("augment changes pixels, and this recipe reads features; leave one of the two out")
+        return self
 
 
 class NamedRecipe(BaseModel):
@@ -173,7 +187,7 @@ class StageRecipe(_Strict):
 
 class Recipe(_Strict):
     name: str
-    seed: int = 0
+    seed: int = Field(0, ge=0, lt=2**31)
     data: DataRecipe = DataRecipe()
     matcher: NamedRecipe
     stages: tuple[StageRecipe, ...]
@@ -246,11 +260,11 @@ def _read(source: str | Path) -> Any:
     is_file = path.suffix in (".yaml", ".yml")
     if is_file and not path.is_file():
         raise RecipeError(f"recipe file {path} does not exist")
-    text = path.read_text(encoding="utf-8") if is_file else recipe_text(str(source))
     try:
+        text = path.read_text(encoding="utf-8") if is_file else recipe_text(str(source))
         return yaml.load(text, _Yaml)
-    except yaml.YAMLError as error:
-        raise RecipeError(f"{source} is not valid YAML: {error}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise RecipeError(f"{source} is not valid YAML in UTF-8: {error}") from None
 
 
 def _apply(content: dict[str, Any], override: str) -> None:

@@ -150,9 +150,33 @@ def read_head(folder: Path) -> dict[str, Any]:
     return head
 
 
+def locate(path: Path | str, stage: str | None = None) -> tuple[Path, str | None]:
+    """The run folder and the stage that a path means: a run, a stage of it, or the weights file of either.
+
+    >>> locate("runs/first"), locate("runs/first/stages/online/selected.safetensors")
+    ((PosixPath('runs/first'), None), (PosixPath('runs/first'), 'online'))
+    """
+    path = Path(path)
+    if path.name in ("weights.safetensors", "selected.safetensors"):
+        path = path.parent
+    elif path.is_file():
+        raise RunError(
+            f"{path} is not the weights file of a run (weights.safetensors, or stages/NAME/selected.safetensors); "
+            "`quintet convert` makes a run of a checkpoint from elsewhere"
+        )
+    if path.parent.name != "stages" or (path / "run.json").exists():
+        return path, stage
+    if stage not in (None, path.name):
+        raise RunError(f"{path} is stage {path.name!r} of its run, but stage {stage!r} was asked for; name one of them")
+    return path.parent.parent, path.name
+
+
 def open_run(folder: Path | str, *, stage: str | None = None, device: torch.device | str = "cpu") -> Run:
-    """Open a finished run, or with `stage` the selected weights of one of its stages (also of an unfinished run)."""
-    folder = Path(folder)
+    """Open a finished run, or with `stage` the selected weights of one of its stages (also of an unfinished run).
+
+    The path of a stage's folder, or of a weights file, names run and stage at once (see `locate`).
+    """
+    folder, stage = locate(folder, stage)
     head = read_head(folder)
     weights = folder / "weights.safetensors" if stage is None else folder / "stages" / stage / "selected.safetensors"
     if stage is None and head["status"] != "complete":

@@ -20,6 +20,7 @@ from quintet.training.build import (
     initial_weights,
     open_data,
 )
+from quintet.training.check import check_stages
 from quintet.training.checkpoint import load_tensors
 from quintet.training.devices import pick_device
 from quintet.training.logs import Display, Silent
@@ -42,6 +43,7 @@ def train(recipe: Recipe, out: Path | str, *, device: str = "auto", display: Dis
         data = open_data(recipe, display.note)
         tokenizer = build_tokenizer(recipe.data.tokenizer, data.train)
         model = complete_model(recipe, data, tokenizer)
+        check_stages(recipe, model, tokenizer, data)
         if processes.is_first():
             write_text(out / "recipe.yaml", recipe_yaml(recipe))
             start_run(
@@ -83,6 +85,8 @@ def _run_stages(
         folder = out / "stages" / stage.name
         if (folder / "done.json").is_file():
             summaries[stage.name] = read_json(folder / "done.json")
+            if processes.is_first():  # killed between the two: the stage is done, its checkpoint is of no more use
+                (folder / "checkpoint.safetensors").unlink(missing_ok=True)
         else:
             trainer = _make_trainer(recipe, number, stage, model, data, tokenizer, out, previous, device, display)
             summaries[stage.name] = trainer.run(resume=True)

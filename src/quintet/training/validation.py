@@ -9,12 +9,31 @@ import torch
 from quintet import processes
 from quintet.codes import Codes
 from quintet.data.loading import Sentences, image_batches, text_batches
-from quintet.errors import CorpusError
+from quintet.errors import CorpusError, RecipeError, suggest
 from quintet.evaluation.evaluate import encode_split, evaluate_members
+from quintet.evaluation.metrics import retrieval_metrics
 from quintet.evaluation.scoring import Member
 from quintet.training.build import TrainingData
 
 BATCH = 128
+
+
+def check_metric(name: str) -> None:
+    """Refuse a selection metric that `validate` does not measure."""
+    known = retrieval_metrics([[1.0]], [0], [0])
+    if name not in known:
+        raise RecipeError(f"select: {name!r} is not a metric; {suggest(name, known)}")
+
+
+def is_better(name: str, value: float, best: float | None) -> bool:
+    """Recalls and precisions are better when larger, ranks when smaller; a tie goes to the earlier epoch.
+
+    >>> is_better("rsum", 2.0, 1.0), is_better("i2t_medr", 2.0, 1.0)
+    (True, False)
+    """
+    if best is None:
+        return True
+    return value < best if name.endswith(("medr", "meanr")) else value > best
 
 
 def validate(matcher: Any, data: TrainingData, sentences: Sentences, device: torch.device) -> dict[str, float]:

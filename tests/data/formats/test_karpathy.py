@@ -61,6 +61,16 @@ def test_coco_restval(tmp_path: Path, restval: str, splits: dict[str, list[str]]
     assert bool(corpus.notes) == (restval != "keep")
 
 
+def test_cocos_folders_may_lie_beside_the_file(tmp_path: Path) -> None:
+    source = make_source(tmp_path / "s", COCO, "dataset_coco.json")
+    for folder in ("train2014", "val2014"):
+        (source / "images" / folder).rename(source / folder)
+    (source / "images").rmdir()
+    corpus = import_corpus("karpathy", source, tmp_path / "out")
+    assert len(corpus.images) == 4
+    assert all(corpus.picture(image).is_file() for image in corpus.images)
+
+
 def test_restval_is_joined_unless_told(tmp_path: Path) -> None:
     source = make_source(tmp_path / "s", COCO, "dataset_coco.json")
     corpus = import_corpus("karpathy", source, tmp_path / "out")
