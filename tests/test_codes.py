@@ -137,3 +137,6 @@ def test_files_that_are_no_codes(tmp_path: Path) -> None:
     save_file({"weight": torch.zeros(1)}, tmp_path / "weights")
     with pytest.raises(QuintetError, match="does not hold Codes"):
         Codes.load(tmp_path / "weights")
+    save_file({}, tmp_path / "nothing")
+    with pytest.raises(QuintetError, match="does not hold Codes"):
+        Codes.load(tmp_path / "nothing")

@@ -110,11 +110,15 @@ class Codes:
 
     def save(self, path: Path | str) -> None:
         """One safetensors file, complete or absent."""
+        from safetensors import SafetensorError
         from safetensors.torch import save_file
 
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.tensors().items()}
-        with complete_or_absent(path) as temporary:
-            save_file(tensors, temporary, metadata={"format": "quintet-codes"})
+        try:
+            with complete_or_absent(path) as temporary:
+                save_file(tensors, temporary, metadata={"format": "quintet-codes"})
+        except SafetensorError as error:
+            raise QuintetError(f"could not write {path}: {error}; what stood there before is unchanged") from error
 
     @staticmethod
     def load(path: Path | str) -> Codes:
@@ -126,7 +130,7 @@ class Codes:
             return Codes(**load_file(path))
         except FileNotFoundError:
             raise QuintetError(f"{path} does not exist") from None
-        except (SafetensorError, TypeError) as error:
+        except (SafetensorError, TypeError, ValueError) as error:
             raise QuintetError(f"{path} does not hold Codes: {error}") from None
 
 

@@ -24,7 +24,7 @@ def short_recipe(tmp_path: Path) -> Path:
 
 
 def test_the_demo_goes_all_the_way(tmp_path: Path, short_recipe: Path) -> None:
-    out = tmp_path / "demo"
+    out = tmp_path / "a: [demo] #1"  # marks that mean something to YAML and to rich
     result = runner.invoke(app, ["demo", "--out", str(out), "--recipe", str(short_recipe), "--scenes", "64"])
     assert result.exit_code == 0, result.output
     for word in (

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import quintet
 from quintet.cli import main
-from quintet.errors import QuintetError
+from quintet.errors import QuintetError, RecipeError
 
 runner = CliRunner()
 
@@ -83,9 +83,22 @@ def test_train_then_evaluate(tiny_recipe: dict[str, Any], tmp_path: Path) -> Non
 
 
 def test_train_without_enough_says_what_is_missing(tmp_path: Path) -> None:
-    for arguments in (["train"], ["train", "vse-scenes"], ["train", "vse-scenes", "--resume", str(tmp_path)]):
+    resume = ["train", "--resume", str(tmp_path)]
+    for arguments in (["train"], ["train", "vse-scenes"], [*resume, "vse-scenes"], [*resume, "--corpus", "x"]):
         result = runner.invoke(main.app, arguments)
-        assert isinstance(result.exception, QuintetError)
+        assert isinstance(result.exception, RecipeError)
+
+
+def test_only_the_first_of_several_processes_speaks(
+    tiny_recipe: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(tiny_recipe), encoding="utf-8")
+    train = ["train", str(tmp_path / "mine.yaml"), "--device", "cpu", "-o"]
+    monkeypatch.setenv("RANK", "1")  # known from the start, not only while the processes are joined
+    for run, options in (("a", []), ("b", ["--json"])):
+        result = runner.invoke(main.app, [*train, str(tmp_path / run), *options])
+        assert result.exit_code == 0, result.output
+        assert result.output == ""
 
 
 def test_python_minus_m_quintet() -> None:

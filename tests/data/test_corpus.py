@@ -133,6 +133,8 @@ def test_pictures_are_found_from_the_corpus_folder_or_absolutely(tmp_path: Path)
         ({"splits": ["a"]}, "object of lists"),
         ({"splits": {"train": [1]}}, "object of lists"),
         ({"images": [Image(1, "a")]}, "must be strings"),
+        ({"texts": [Text("a#0", "a", None)]}, "must be strings"),
+        ({"images": [Image("a", None)]}, "must be strings"),
         ({"texts": [Text("a#0", "a", "half a pair \ud800")]}, "UTF-8"),
         ({"images": [Image("caf\udce9.jpg", "a")]}, "UTF-8"),
     ],

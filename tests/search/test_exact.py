@@ -8,6 +8,7 @@ import torch
 
 from quintet.codes import Codes
 from quintet.errors import QuintetError
+from quintet.files import write_json
 from quintet.scores.embedding import dot_scores
 from quintet.search import exact
 from quintet.search.exact import ExactIndex
@@ -41,6 +42,9 @@ def test_saving_and_the_wrong_matcher(tmp_path: Path) -> None:
     assert again.search(Dot(), Codes(embedding=torch.tensor([[0.0, 1.0]])), k=1)[0][0].id == "ü"
     with pytest.raises(QuintetError, match="other weights"):
         ExactIndex.open(tmp_path, "v")
+    write_json(tmp_path / "index.json", {"format": "quintet-index", "version": 2, "weights": "w", "ids": []})
+    with pytest.raises(QuintetError, match="version 1"):
+        ExactIndex.open(tmp_path, "w")
     bad: Any = ["a"]
     with pytest.raises(ValueError, match="1 ids for 2"):
         ExactIndex(bad, Codes(embedding=torch.eye(2)), "w")

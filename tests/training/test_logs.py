@@ -2,7 +2,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from quintet.files import read_jsonl
+from quintet.training import logs
 from quintet.training.logs import Log, Window
 
 
@@ -10,13 +13,23 @@ def steps(folder: Path) -> list[int]:
     return [row["step"] for row in read_jsonl(folder / "log.jsonl")]
 
 
-def test_lines_after_the_checkpoint_are_dropped_on_resume(tmp_path: Path) -> None:
+def _killed(*_: object) -> None:
+    raise InterruptedError
+
+
+def test_lines_after_the_checkpoint_are_dropped_on_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = Log(tmp_path)
     for step in (1, 2, 3):
         log.write("train", step, loss=0.5)
     log.close()
     with (tmp_path / "log.jsonl").open("a") as file:
         file.write('{"kind": "train", "st')  # cut short by a kill
+    whole = (tmp_path / "log.jsonl").read_text()
+    with monkeypatch.context() as patch:
+        patch.setattr(logs, "write_jsonl", _killed)
+        with pytest.raises(InterruptedError):
+            Log(tmp_path, resumed_step=2)
+    assert (tmp_path / "log.jsonl").read_text() == whole, "a kill while it is cut loses nothing"
     Log(tmp_path, resumed_step=2).close()
     assert steps(tmp_path) == [1, 2]
     Log(tmp_path).close()

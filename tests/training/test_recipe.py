@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -58,11 +59,17 @@ def test_overrides_reach_every_level(tiny_recipe: dict[str, Any]) -> None:
         ("seed=[", "not valid YAML"),
         ("stages.0.loss={}", "at least one loss"),
         ("stages=[]", "at least one stage"),
+        ("seed=-1", "greater than or equal to 0"),
+        ("data.augment.flip=0.5", "augment changes pixels"),
+        ("data.tokenizer.source=vocab.txt", "goes with kind: wordpiece"),
+        ("data.tokenizer={kind: wordpiece, vocabulary: v.json}", "goes with kind: words"),
     ],
 )
 def test_mistakes_are_named(tiny_recipe: dict[str, Any], override: str, message: str) -> None:
+    before = copy.deepcopy(tiny_recipe)
     with pytest.raises(RecipeError, match=message):
         parse_recipe(tiny_recipe, [override])
+    assert tiny_recipe == before, "overrides do not leak into the caller's recipe"
 
 
 def test_unknown_recipe_suggests_the_nearest() -> None:
@@ -76,6 +83,9 @@ def test_missing_and_broken_files(tmp_path: Path) -> None:
     (tmp_path / "broken.yaml").write_text("a: [", encoding="utf-8")
     with pytest.raises(RecipeError, match="not valid YAML"):
         load_recipe(tmp_path / "broken.yaml")
+    (tmp_path / "latin.yaml").write_bytes("name: café".encode("latin-1"))
+    with pytest.raises(RecipeError, match="UTF-8"):
+        load_recipe(tmp_path / "latin.yaml")
     (tmp_path / "list.yaml").write_text("- 1", encoding="utf-8")
     with pytest.raises(RecipeError, match="a mapping"):
         load_recipe(tmp_path / "list.yaml")

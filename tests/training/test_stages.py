@@ -239,15 +239,75 @@ def test_nan_stops_training_before_it_reaches_a_checkpoint(tiny_recipe: dict[str
         assert all(value == value for value, _ in losses.values())
 
 
-def test_a_metric_that_does_not_exist_is_named(tiny_recipe: dict[str, Any], tmp_path: Path) -> None:
-    tiny_recipe["stages"][0] |= {"select": "r_sum"}
-    with pytest.raises(TrainingError, match="rsum"):
-        train(parse_recipe(tiny_recipe), tmp_path / "run", device="cpu")
+def wrong_second_stage(recipe: dict[str, Any], **change: Any) -> dict[str, Any]:
+    recipe = two_stages(copy.deepcopy(recipe))
+    recipe["stages"][1] |= change
+    return recipe
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"select": "r_sum"}, "'rsum'"),
+        ({"init": "previos"}, "'previous'"),
+        ({"negatives": {"from": "onlin"}}, "'online'"),
+        ({"loss": {"tripet": {}}}, "'triplet'"),
+        ({"loss": {"triplet": {"margn": 0.1}}}, "'margin'"),
+        ({"freeze": ["matcher.txt.*"]}, "matches no parameter"),
+        ({"optimizer": {"groups": [{"match": "matcher.txt.*"}]}}, "matches no trainable parameter"),
+    ],
+)
+def test_a_slip_in_a_later_stage_is_told_before_anything_is_made(
+    tiny_recipe: dict[str, Any], tmp_path: Path, change: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(RecipeError, match=told):
+        train(parse_recipe(wrong_second_stage(tiny_recipe, **change)), tmp_path / "run", device="cpu")
+    assert not (tmp_path / "run").exists(), "a corrected recipe can use the folder"
+
+
+def test_a_first_stage_has_no_previous_one_and_a_matcher_takes_what_it_takes(
+    tiny_recipe: dict[str, Any], tmp_path: Path
+) -> None:
+    for override, told in (("stages.online.init=previous", "scratch"), ("matcher.embed_dimm=3", "'embed_dim'")):
+        with pytest.raises(RecipeError, match=told):
+            train(parse_recipe(tiny_recipe, [override]), tmp_path / "run", device="cpu")
+        assert not (tmp_path / "run").exists()
+
+
+def test_ranks_are_selected_when_they_are_low(tiny_recipe: dict[str, Any], tmp_path: Path) -> None:
+    tiny_recipe["stages"][0] |= {"select": "t2i_meanr", "epochs": 6}
+    summary = train(parse_recipe(tiny_recipe), tmp_path / "run", device="cpu")["online"]
+    ranks = [row["t2i_meanr"] for row in log_rows(tmp_path / "run", "online") if row["kind"] == "validation"]
+    assert summary["metrics"]["t2i_meanr"] == min(ranks) < max(ranks)
+
+
+def test_a_last_optimizer_step_of_fewer_batches_is_their_mean(tiny_recipe: dict[str, Any], tmp_path: Path) -> None:
+    """With room for more batches than there are, a mean over what came is the same step."""
+    stage = {"reduction": "mean", "epochs": 1, "clip": None, "optimizer": {"name": "sgd", "lr": 0.1}}
+    tiny_recipe["stages"][0] |= stage
+    for accumulate in (4, 40):  # the epoch has 4 batches
+        train(parse_recipe(tiny_recipe, [f"stages.online.accumulate={accumulate}"]), tmp_path / str(accumulate))
+    four, forty = weights(tmp_path / "4"), weights(tmp_path / "40")
+    for name in four:
+        assert torch.equal(four[name], forty[name]), name
+
+
+def test_a_kill_after_the_last_file_of_a_stage_leaves_no_checkpoint(
+    tiny_recipe: dict[str, Any], tmp_path: Path
+) -> None:
+    recipe = parse_recipe(two_stages(tiny_recipe))
+    with pytest.raises(InterruptedError):
+        train(recipe, tmp_path / "run", device="cpu", display=StopAt(5))  # in the second stage
+    (tmp_path / "run" / "stages" / "online" / "checkpoint.safetensors").write_bytes(b"not yet removed")
+    resume(tmp_path / "run", device="cpu")
+    assert not list((tmp_path / "run").rglob("checkpoint*"))
 
 
 def test_training_on_what_is_measured_is_refused(tiny_recipe: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(CorpusError, match="must not be trained on"):
         train(parse_recipe(tiny_recipe, ["data.train=test"]), tmp_path / "run", device="cpu")
+    with pytest.raises(CorpusError, match="shares groups with the test split"):
+        train(parse_recipe(tiny_recipe, ["data.validation=test"]), tmp_path / "run", device="cpu")
 
 
 class Notes(Silent):

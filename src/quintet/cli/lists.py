@@ -7,6 +7,7 @@ import json
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 
@@ -54,5 +55,5 @@ def _show(rows: dict[str, str], columns: tuple[str, str], as_json: bool) -> None
         return
     table = Table(*columns, box=None, header_style="bold", padding=(0, 2, 0, 0))
     for key, value in rows.items():
-        table.add_row(key, value)
+        table.add_row(escape(key), escape(value))
     Console().print(table, highlight=False)

@@ -35,7 +35,7 @@ def mine_command(
         show_default=False,
     ),
     corpus: Path | None = typer.Argument(
-        None, metavar="[CORPUS]", help="The corpus to mine; default: the one the run was trained on."
+        None, metavar="CORPUS", help="The corpus to mine; default: the one the run was trained on."
     ),
     top_texts: int = typer.Option(300, min=1, help="Hard negative texts for each image."),
     top_images: int = typer.Option(60, min=1, help="Hard negative images for each text."),

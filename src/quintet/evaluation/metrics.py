@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from quintet.evaluation.ranks import BLOCK, Queries, Ranks, as_groups, positive_pairs, ranks_of_matrix
+from quintet.evaluation.ranks import BLOCK, Queries, Ranks, group_codes, positive_pairs, ranks_of_matrix
 
 DIRECTIONS = ("i2t", "t2i")
 CUTS = (1, 5, 10)
@@ -21,9 +21,9 @@ def retrieval_metrics(
     """Recall at 1, 5, 10, median and mean rank, mAP@R of both directions, and rsum, the sum of the six recalls.
 
     `scores` is (n_images, n_texts), numpy or torch, any float type; larger is better. Ranks are decided on the scores
-    as float32, so float64 scores that round to the same float32 number are tied. Relevance is *same group*. A query is
-    hit at K when any right candidate is among the first K; a wrong candidate that ties goes first. Recalls and mAP@R
-    are per cent, ranks start from 1.
+    as float32, so float64 scores that round to the same float32 number are tied. Relevance is *same group*; groups are
+    integers, or names as a corpus has them. A query is hit at K when any right candidate is among the first K; a wrong
+    candidate that ties goes first. Recalls and mAP@R are per cent, ranks start from 1.
 
     >>> metrics = retrieval_metrics([[0.9, 0.8, 0.1], [0.3, 0.7, 0.5]], [0, 1], [0, 0, 1])
     >>> metrics["i2t_r1"], metrics["t2i_r1"], metrics["i2t_meanr"]
@@ -84,7 +84,7 @@ def chance_level(image_groups: Any, text_groups: Any) -> Metrics:
     >>> round(chance["i2t_r1"], 6), round(chance["t2i_r10"], 6), chance["t2i_medr"]
     (0.1, 1.0, 500.0)
     """
-    image_groups, text_groups = as_groups(image_groups, "image_groups"), as_groups(text_groups, "text_groups")
+    image_groups, text_groups = group_codes(image_groups, text_groups)
     pair_image, pair_text = positive_pairs(image_groups, text_groups)
     chance: Metrics = {}
     for direction, query, candidates in (("i2t", pair_image, len(text_groups)), ("t2i", pair_text, len(image_groups))):

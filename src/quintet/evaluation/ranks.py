@@ -87,7 +87,7 @@ def ranks_of_matrix(
     ([0, 1], [1, 0])
     """
     matrix = torch.as_tensor(scores, device=device).detach()
-    image_groups, text_groups = as_groups(image_groups, "image_groups"), as_groups(text_groups, "text_groups")
+    image_groups, text_groups = group_codes(image_groups, text_groups)
     if matrix.shape != (len(image_groups), len(text_groups)):
         raise QuintetError(
             f"scores have shape {tuple(matrix.shape)}, but there are {len(image_groups)} images and {len(text_groups)} "
@@ -108,7 +108,7 @@ def count_ranks(
     A query whose group has nothing on the other side is left out and counted (`Queries.excluded`); what it is made of
     stays a candidate, always a wrong one.
     """
-    image_groups, text_groups = as_groups(image_groups, "image_groups"), as_groups(text_groups, "text_groups")
+    image_groups, text_groups = group_codes(image_groups, text_groups)
     sizes = (block, block) if isinstance(block, int) else block
     if min(sizes) < 1:
         raise QuintetError(f"blocks must hold at least one image and one text, got {sizes}")
@@ -255,9 +255,24 @@ def by_text(pair_image: np.ndarray, pair_text: np.ndarray) -> np.ndarray:
     return np.lexsort((pair_image, pair_text))
 
 
-def as_groups(groups: Any, name: str) -> np.ndarray:
-    """A one-dimensional array of integers, from a list, an array or a tensor."""
-    array = groups.detach().cpu().numpy() if isinstance(groups, Tensor) else np.asarray(groups)
-    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-        raise QuintetError(f"{name} must be one integer a row, got {array.dtype} of shape {array.shape}")
-    return array.astype(np.int64)
+def group_codes(image_groups: Any, text_groups: Any) -> tuple[np.ndarray, np.ndarray]:
+    """The groups of both sides as integers; names, as a corpus has them, are numbered over both sides.
+
+    >>> [codes.tolist() for codes in group_codes(["dog", "cat"], ["cat", "cat", "dog"])]
+    [[1, 0], [0, 0, 1]]
+    """
+    images, texts = _row_values(image_groups), _row_values(text_groups)
+    if images.dtype.kind == texts.dtype.kind == "U" and images.ndim == texts.ndim == 1:
+        _, codes = np.unique(np.concatenate([images, texts]), return_inverse=True)
+        images, texts = codes[: len(images)], codes[len(images) :]
+    for name, array in (("image_groups", images), ("text_groups", texts)):
+        if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+            raise QuintetError(
+                f"{name} must be one integer a row, or a name a row on both sides, got {array.dtype} of shape "
+                f"{array.shape}"
+            )
+    return images.astype(np.int64), texts.astype(np.int64)
+
+
+def _row_values(groups: Any) -> np.ndarray:
+    return groups.detach().cpu().numpy() if isinstance(groups, Tensor) else np.asarray(groups)

@@ -41,6 +41,8 @@ class SharedBatchNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(n, d) or (n, d, ...)."""
+        if x.dtype in (torch.bfloat16, torch.float16):  # sums and counts want float32, as in torch's own
+            return self.forward(x.float()).to(x.dtype)
         shape = (1, -1, *[1] * (x.dim() - 2))
         if self.training:
             others = [0, *range(2, x.dim())]

@@ -13,6 +13,7 @@ from quintet.codes import Codes
 from quintet.errors import QuintetError
 from quintet.files import read_json, write_json
 
+FORMAT, VERSION = "quintet-index", 1
 BLOCK = 4096  # items scored at a time
 
 
@@ -50,9 +51,10 @@ class ExactIndex:
 
     def save(self, folder: Path | str) -> None:
         folder = Path(folder)
+        (folder / "index.json").unlink(missing_ok=True)  # until it is back, codes and ids may not fit each other
         self.codes.save(folder / "codes.safetensors")
         write_json(
-            folder / "index.json", {"format": "quintet-index", "version": 1, "weights": self.weights, "ids": self.ids}
+            folder / "index.json", {"format": FORMAT, "version": VERSION, "weights": self.weights, "ids": self.ids}
         )
 
     @staticmethod
@@ -60,6 +62,8 @@ class ExactIndex:
         """`weights`: the checksum of the matcher that will search it; codes of another matcher mean nothing to it."""
         folder = Path(folder)
         head = read_json(folder / "index.json")
+        if head.get("format") != FORMAT or head.get("version", 0) > VERSION:
+            raise QuintetError(f"{folder} is no index that this Quintet reads ({FORMAT} up to version {VERSION})")
         if head["weights"] != weights:
             raise QuintetError(
                 f"index {folder} was made by other weights than the ones it is searched with; make it again"

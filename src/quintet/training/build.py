@@ -65,10 +65,10 @@ def open_data(recipe: Recipe, note: Callable[[str], None]) -> TrainingData:
             f"{len(shared)} groups are in the training split and in validation or test, first {sorted(shared)[0]!r}; "
             "what is measured must not be trained on"
         )
-    if data.validation != data.test and set(validation.groups) & set(corpus.splits.get(data.test, ())):
+    if set(validation.groups) & set(corpus.splits.get(data.test, ())):
         raise CorpusError(
-            f"splits {data.validation!r} and {data.test!r} share groups; epochs are selected on validation, and the "
-            "test must be new to them"
+            f"split {data.validation!r}, on which epochs are selected, shares groups with the test split "
+            f"{data.test!r}; name others with data.validation and data.test"
         )
     if data.limit is not None:
         train = train.take_groups(range(min(data.limit, len(train.groups))))

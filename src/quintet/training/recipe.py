@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import re
 from importlib import resources
@@ -234,6 +235,7 @@ def load_recipe(source: str | Path, overrides: list[str] | tuple[str, ...] = ())
 def parse_recipe(content: Any, overrides: list[str] | tuple[str, ...] = (), where: str = "recipe") -> Recipe:
     if not isinstance(content, dict):
         raise RecipeError(f"{where}: a recipe is a mapping of keys to values")
+    content = copy.deepcopy(content)  # overrides are not the caller's
     for override in overrides:
         _apply(content, override)
     try:

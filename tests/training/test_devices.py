@@ -1,0 +1,22 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from quintet.errors import QuintetError
+from quintet.training.devices import device_name, pick_device
+
+
+def test_each_process_has_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    assert [device_name(name, has_gpu=True) for name in ("auto", "cuda", "cpu")] == ["cuda:0", "cuda:0", "cpu"]
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert [device_name(name, has_gpu=True) for name in ("auto", "cuda", "cuda:3")] == ["cuda:1", "cuda:1", "cuda:3"]
+    assert device_name("auto", has_gpu=False) == "cpu"
+
+
+def test_devices_that_are_not_there_are_told() -> None:
+    assert pick_device("cpu") == torch.device("cpu")
+    for name in ("gpu", "cuda:99"):
+        with pytest.raises(QuintetError, match="no device"):
+            pick_device(name)
