@@ -9,6 +9,8 @@ from typing import Any
 
 from quintet.errors import RecipeError, suggest
 
+VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
 
 class Registry:
     """`entries` maps a name to "module:builder"; the module is imported when the name is first used."""
@@ -36,6 +38,8 @@ class Registry:
             if argument not in known:
                 raise RecipeError(f"{self.kind} {name!r} takes no argument {argument!r}; {suggest(argument, known)}")
         for key, parameter in known.items():
+            if parameter.kind in VARIADIC:  # a builder that takes anything needs nothing
+                continue
             if parameter.default is inspect.Parameter.empty and key not in arguments:
                 raise RecipeError(f"{self.kind} {name!r} needs the argument {key!r}")
         try:

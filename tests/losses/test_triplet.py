@@ -136,5 +136,7 @@ def test_equal_scores_sit_at_the_flat_value() -> None:
 def test_misspelt_choices_are_refused() -> None:
     with pytest.raises(ValueError, match="hardest or all"):
         TripletObjective(negatives="hardset")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="nothing to warm up"):
+        TripletObjective(negatives="all", warmup_epochs=1)
     with pytest.raises(ValueError, match="ignored or negative"):
         TripletObjective(same_group="positive")  # type: ignore[arg-type]

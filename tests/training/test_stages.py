@@ -11,16 +11,20 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import yaml
+from torch import nn
 
 from quintet.data.negatives import NegativeLists
 from quintet.errors import CorpusError, RecipeError, RunError, TrainingError
 from quintet.files import read_json, read_jsonl, write_json
+from quintet.losses import OBJECTIVES
+from quintet.losses.step import Term
 from quintet.training.checkpoint import load_tensors
 from quintet.training.logs import Silent
 from quintet.training.recipe import parse_recipe
@@ -350,6 +354,54 @@ def test_runs_that_cannot_be_resumed_say_why(tmp_path: Path) -> None:
     write_json(tmp_path / "run.json", {"format": "quintet-run", "version": 1, "status": "training", "name": "x"})
     with pytest.raises(RunError, match="before its first step"):
         resume(tmp_path)
+
+
+def test_a_corpus_that_changed_cannot_be_resumed_on(
+    tiny_recipe: dict[str, Any], make_corpus: Callable[[Path], Path], tmp_path: Path
+) -> None:
+    tiny_recipe["data"]["corpus"] = str(make_corpus(tmp_path / "corpus"))
+    tiny_recipe["stages"][0] |= {"log_every": 1}
+    with pytest.raises(InterruptedError):
+        train(parse_recipe(tiny_recipe), tmp_path / "run", device="cpu", display=StopAt(3))
+    splits = read_json(tmp_path / "corpus" / "splits.json")
+    write_json(tmp_path / "corpus" / "splits.json", splits | {"train": splits["train"][1:]})
+    with pytest.raises(RunError, match="has changed"):
+        resume(tmp_path / "run", device="cpu")
+    write_json(tmp_path / "corpus" / "splits.json", splits)
+    resume(tmp_path / "run", device="cpu")
+
+
+def test_a_run_is_resumed_from_any_folder(
+    tiny_recipe: dict[str, Any], make_corpus: Callable[[Path], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_corpus(tmp_path / "corpus")
+    monkeypatch.chdir(tmp_path)
+    recipe = parse_recipe(tiny_recipe, ["data.corpus=corpus", "stages.0.log_every=1"])
+    with pytest.raises(InterruptedError):
+        train(recipe, "run", device="cpu", display=StopAt(3))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert resume("../run", device="cpu")["online"]["steps"] > 0
+
+
+class Explodes(nn.Module):
+    """A loss whose value is finite and whose gradient is not."""
+
+    def forward(self, step: Any) -> dict[str, Term]:
+        return {"root": Term((step.scores.diagonal() * 0).abs().sqrt() + 1)}
+
+
+def test_an_infinite_gradient_stops_training_before_it_reaches_a_checkpoint(
+    tiny_recipe: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = ModuleType("exploding_loss")
+    module.Explodes = Explodes  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "exploding_loss", module)
+    monkeypatch.setitem(OBJECTIVES.entries, "explodes", "exploding_loss:Explodes")
+    tiny_recipe["stages"][0]["loss"] = {"explodes": {}}
+    with pytest.raises(TrainingError, match="'gradient' became nan"):
+        train(parse_recipe(tiny_recipe), tmp_path / "run", device="cpu")
+    assert not list(tmp_path.rglob("checkpoint*"))
 
 
 def test_missing_corpus_and_features_are_told_before_training(tiny_recipe: dict[str, Any], tmp_path: Path) -> None:

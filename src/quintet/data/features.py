@@ -55,7 +55,7 @@ class FeatureStore:
         if self.manifest.get("format") != FORMAT or self.manifest.get("version", 0) > VERSION:
             raise CorpusError(f"{manifest_path}: this Quintet reads {FORMAT} up to version {VERSION}")
         self.ids: list[str] = read_json(self.folder / "ids.json")
-        self._place = np.load(self.folder / "rows.npy")  # (n, 2)
+        self._place = _array(self.folder / "rows.npy")  # (n, 2)
         if len(self.ids) != len(self._place):
             raise CorpusError(
                 f"{self.folder}: {len(self.ids)} ids for {len(self._place)} rows; the folder is damaged, make it again"
@@ -162,7 +162,7 @@ class _OpenPart:
     def __init__(self, folder: Path, part: Part) -> None:
         self.features = _map(folder / part.features)
         self.boxes = _map(folder / part.boxes) if part.boxes else None
-        self.lengths = np.load(folder / part.lengths) if part.lengths else None
+        self.lengths = _array(folder / part.lengths) if part.lengths else None
         if self.features.ndim != 3:
             raise CorpusError(f"{folder / part.features}: expected (rows, fragments, dim), found {self.features.shape}")
         rows, fragments = self.features.shape[:2]
@@ -182,6 +182,14 @@ class _OpenPart:
 
 def _within(lengths: np.ndarray, most: int) -> bool:
     return bool(((lengths >= 1) & (lengths <= most)).all())
+
+
+def _array(path: Path) -> np.ndarray:
+    """A small array, read whole."""
+    try:
+        return np.load(path, allow_pickle=False)
+    except (ValueError, OSError) as error:
+        raise CorpusError(f"{path} is missing or damaged ({error}); make the features again") from None
 
 
 def _map(path: Path) -> np.memmap:

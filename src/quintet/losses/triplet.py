@@ -73,6 +73,10 @@ class TripletObjective(nn.Module):
             raise ValueError(f"negatives must be hardest or all, got {negatives!r}")
         if same_group not in ("ignored", "negative"):
             raise ValueError(f"same_group must be ignored or negative, got {same_group!r}")
+        if warmup_epochs and negatives == "all":
+            raise ValueError(
+                "warmup_epochs leads up to the hardest negatives; with all of them there is nothing to warm up"
+            )
         self.margin = margin
         self.negatives: NegativeChoice = negatives
         self.warmup_epochs = warmup_epochs

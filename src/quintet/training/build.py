@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from quintet.backbones.text_encoder import text_encoder_config
 from quintet.data.augment import pixel_augmentation
-from quintet.data.corpus import Corpus, Split
+from quintet.data.corpus import Corpus, Split, split_checksum
 from quintet.data.features import FeatureStore
 from quintet.data.loading import FeatureImages, ImageSource, PictureImages, Sentences
 from quintet.data.tokenizers import Tokenizer
@@ -35,6 +35,10 @@ class TrainingData:
     validation: Split
     store: FeatureStore | None
     text_cache: str = "none"  # or the type in which a frozen text encoder's outputs are kept under CORPUS/texts
+
+    def checksums(self) -> dict[str, str]:
+        """What the splits were, for a run that is resumed."""
+        return {"train": split_checksum(self.train), "validation": split_checksum(self.validation)}
 
     def image_input(self) -> dict[str, Any]:
         """What a run has to know about its pictures."""

@@ -16,7 +16,7 @@ def refuse_not_finite(losses: dict[str, float], where: str) -> None:
     bad = [name for name, value in losses.items() if not math.isfinite(value)]
     if bad:
         raise TrainingError(
-            f"the loss term {bad[0]!r} became {losses[bad[0]]} at {where}. Try a lower learning rate, gradient "
+            f"{bad[0]!r} became {losses[bad[0]]} at {where}. Try a lower learning rate, gradient "
             "clipping (clip: 2.0), or float32 instead of bfloat16. The last checkpoint is from before this step"
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
@@ -88,6 +89,7 @@ class StageTrainer:
         self.validation_sentences = split_sentences(data, data.validation, tokenizer, matcher, device)
         self.position = Position()
         self._pending: list[tuple[int, dict[str, Term], Tensor]] = []
+        self._norms: list[tuple[int, Tensor]] = []
         self._clustered: tuple[int, np.ndarray] | None = None  # the epoch, and the cluster of every training picture
         if stage.compile:
             for verb in ("encode_images", "encode_texts"):
@@ -174,7 +176,7 @@ class StageTrainer:
                 if at.step % self.stage.checkpoint_every == 0 and at.batch < len(plan):
                     self._save()
         seconds = time.monotonic() - began
-        self._flush()
+        self._log(log)  # what the last steps of the epoch left
         at.epoch, at.batch = at.epoch + 1, 0
         self._select(log, seconds)
         self._save()
@@ -229,27 +231,31 @@ class StageTrainer:
 
     def _update(self) -> None:
         processes.sum_gradients(self.trainable)
-        if self.stage.clip is not None:
-            nn.utils.clip_grad_norm_(self.trainable, self.stage.clip)
+        norm = nn.utils.clip_grad_norm_(self.trainable, math.inf if self.stage.clip is None else self.stage.clip)
+        self._norms.append((self.position.step, norm.detach()))
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.position.step += 1
 
     def _report(self, log: Log | None) -> None:
-        at = self.position
-        if at.step % self.stage.log_every:
-            if self.device.type == "cpu":
-                self._flush()
-            return
+        if self.position.step % self.stage.log_every == 0:
+            self._log(log)
+        elif self.device.type == "cpu":  # nothing to wait for, so a NaN is told at once
+            self._flush()
+
+    def _log(self, log: Log | None) -> None:
+        """A log line of the mean losses since the last one."""
         self._flush()
-        means = self.window.take()
+        at, means = self.position, self.window.take()
+        if not means:
+            return
         lr = float(self.optimizer.param_groups[-1]["lr"])
         if log is not None:
             log.write("train", at.step, epoch=at.epoch, lr=lr, **means)
             self.display.step(at.epoch, at.step, means, lr)
 
     def _flush(self) -> None:
-        """Read the pending loss values: refuse NaN, watch for collapse, add them to the log window."""
+        """Read the pending losses and gradient norms: refuse NaN, watch for collapse, add them to the log window."""
         for step, terms, local in self._pending:
             sums, counts = processes.sum_over_processes(local).T.tolist()
             means = {name: total / max(count, 1) for name, total, count in zip(terms, sums, counts, strict=True)}
@@ -260,7 +266,10 @@ class StageTrainer:
                 if self.stage.on_collapse == "stop":
                     raise TrainingError(message)
                 self.display.note(message)
+        for step, norm in self._norms:
+            refuse_not_finite({"gradient": float(norm)}, f"step {step} of stage {self.stage.name!r}")
         self._pending.clear()
+        self._norms.clear()
 
     def _select(self, log: Log | None, seconds: float) -> None:
         """Measure the validation split; keep the weights when they are the best so far."""

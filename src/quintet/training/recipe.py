@@ -244,6 +244,21 @@ def parse_recipe(content: Any, overrides: list[str] | tuple[str, ...] = (), wher
         raise RecipeError(f"{where}: " + "; ".join(_explain(problem) for problem in error.errors())) from None
 
 
+def with_whole_paths(recipe: Recipe) -> Recipe:
+    """The recipe with its folders as absolute paths, so that a run can be resumed from anywhere."""
+    content = recipe.model_dump(mode="json", by_alias=True)
+    names = [stage.name for stage in recipe.stages]
+    if recipe.data.corpus is not None:
+        content["data"]["corpus"] = str(recipe.data.corpus.resolve())
+    for stage in content["stages"]:
+        if stage["init"] not in ("scratch", "previous"):
+            stage["init"] = str(Path(stage["init"]).resolve())
+        negatives = stage["negatives"]
+        if negatives is not None and negatives["from"] not in names:
+            negatives["from"] = str(Path(negatives["from"]).resolve())
+    return Recipe.model_validate(content)
+
+
 def recipe_yaml(recipe: Recipe) -> str:
     """The whole recipe, defaults included, as YAML that `load_recipe` reads back."""
     return yaml.safe_dump(recipe.model_dump(mode="json", by_alias=True), sort_keys=False, allow_unicode=True, width=120)

@@ -89,14 +89,15 @@ def start_run(
     tokenizer: Tokenizer | None,
     image_input: dict[str, Any],
     corpus: Path | None = None,
+    splits: dict[str, str] | None = None,
 ) -> None:
-    """Write what is known before the first step."""
+    """Write what is known before the first step; `splits` are checksums of what it trains and selects on."""
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "model.json", model)
     write_json(folder / "images.json", image_input)
     if tokenizer is not None:
         write_json(folder / "tokenizer.json", tokenizer.state())
-    _write_head(folder, name, "training", corpus)
+    _write_head(folder, name, "training", corpus, splits)
 
 
 def finish_run(folder: Path, state_dict: dict[str, Tensor], facts: dict[str, Any] | None = None) -> None:
@@ -123,7 +124,7 @@ def write_run(
     finish_run(folder, state_dict, facts)
 
 
-def _write_head(folder: Path, name: str, status: str, corpus: Path | None) -> None:
+def _write_head(folder: Path, name: str, status: str, corpus: Path | None, splits: dict[str, str] | None) -> None:
     head = {
         "format": FORMAT,
         "version": VERSION,
@@ -131,6 +132,7 @@ def _write_head(folder: Path, name: str, status: str, corpus: Path | None) -> No
         "name": name,
         "status": status,
         "corpus": None if corpus is None else str(corpus.resolve()),
+        "splits": splits,
     }
     write_json(folder / "run.json", head)
 

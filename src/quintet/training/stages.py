@@ -26,7 +26,7 @@ from quintet.training.devices import pick_device
 from quintet.training.logs import Display, Silent
 from quintet.training.loop import StageTrainer
 from quintet.training.negatives import stage_negatives
-from quintet.training.recipe import Recipe, StageRecipe, load_recipe, recipe_yaml
+from quintet.training.recipe import Recipe, StageRecipe, load_recipe, recipe_yaml, with_whole_paths
 from quintet.training.run import finish_run, load_weights, read_head, start_run
 
 
@@ -45,7 +45,7 @@ def train(recipe: Recipe, out: Path | str, *, device: str = "auto", display: Dis
         model = complete_model(recipe, data, tokenizer)
         check_stages(recipe, model, tokenizer, data)
         if processes.is_first():
-            write_text(out / "recipe.yaml", recipe_yaml(recipe))
+            write_text(out / "recipe.yaml", recipe_yaml(with_whole_paths(recipe)))
             start_run(
                 out,
                 name=recipe.name,
@@ -53,6 +53,7 @@ def train(recipe: Recipe, out: Path | str, *, device: str = "auto", display: Dis
                 tokenizer=tokenizer,
                 image_input=data.image_input(),
                 corpus=data.corpus.root,
+                splits=data.checksums(),
             )
         processes.barrier()
         return _run_stages(recipe, out, data, tokenizer, place, display)
@@ -71,6 +72,11 @@ def resume(out: Path | str, *, device: str = "auto", display: Display | None = N
     with processes.joined(place):
         recipe = load_recipe(out / "recipe.yaml")
         data = open_data(recipe, display.note)
+        if head.get("splits") != data.checksums():
+            raise RunError(
+                f"the corpus {data.corpus.root} has changed since {out} was started: other ids, groups or splits; "
+                "put it back as it was, or train anew"
+            )
         tokenizer = load_tokenizer(out / "tokenizer.json")
         return _run_stages(recipe, out, data, tokenizer, place, display)
 

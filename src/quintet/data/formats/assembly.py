@@ -100,7 +100,7 @@ def split_name(name: str) -> str:
 def find(folder: Path, names: Sequence[str], what: str, option: str) -> Path:
     """The first of some usual names (patterns) that exists in a folder; "." is the folder itself."""
     for name in names:
-        found = [folder] if name == "." else sorted(folder.glob(name))  # glob(".") is an error before Python 3.13
+        found = [folder] if name == "." else sorted(folder.glob(name))  # glob(".") is an error in Python 3.11
         if found:
             return found[0]
     raise CorpusError(f"no {what} in {folder} (looked for {', '.join(names)}); name it with the option {option}=PATH")
