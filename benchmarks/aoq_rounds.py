@@ -22,7 +22,7 @@ import torch
 from quintet.data.corpus import Corpus
 from quintet.evaluation.evaluate import evaluate_matcher
 from quintet.evaluation.result import provenance
-from quintet.files import read_jsonl, write_json
+from quintet.files import read_json, read_jsonl, write_json
 from quintet.training.devices import pick_device
 from quintet.training.recipe import load_recipe
 from quintet.training.run import open_run
@@ -51,6 +51,7 @@ def measure(run_folder: Path, stage: str, corpus: Corpus, split_name: str, devic
     return {
         "metrics": result.metrics,
         "intervals": {name: list(interval) for name, interval in result.intervals.items()},
+        "selected_epoch": read_json(run_folder / "stages" / stage / "done.json")["epoch"],
         "training_seconds": round(seconds, 1),
         "weights": run.weights_checksum,
     }
@@ -83,6 +84,10 @@ def main() -> None:
         "overrides": options.overrides,
         "corpus": corpus.name,
         "kind": "single model",
+        "warmup_epochs": {
+            stage.name: max(float(loss.get("warmup_epochs", 0)) for loss in stage.loss.values())
+            for stage in recipe.stages
+        },
         "seeds": seeds,
         "gain_rsum": {
             "per_seed": gains,

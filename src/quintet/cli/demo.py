@@ -31,7 +31,7 @@ def demo_command(
         2000, min=50, help="Training scenes; held out are 200 for validation, 200 for the test."
     ),
 ) -> None:
-    """Make a small corpus, train a matcher on it, measure it, and search it: about two minutes on two cores.
+    """Make a small corpus, train a matcher on it, measure it, and search it: about three minutes on two cores.
 
     Everything happens in one folder, with nothing downloaded. The last line names a page to open in a browser.
     """
