@@ -83,6 +83,13 @@ def test_training_learns_and_the_run_tells_what_it_is(tiny_recipe: dict[str, Any
     assert not list((tmp_path / "run").rglob("checkpoint*")), "a finished stage needs no checkpoint"
 
 
+def test_early_epochs_can_be_kept_from_selection(tiny_recipe: dict[str, Any], tmp_path: Path) -> None:
+    tiny_recipe["stages"][0] |= {"epochs": 3, "select_after": 2, "optimizer": {"name": "sgd", "lr": 1e-12}}
+    assert train(parse_recipe(tiny_recipe), tmp_path / "run", device="cpu")["online"]["epoch"] == 3
+    with pytest.raises(RecipeError, match="leaves none of 3 epochs"):
+        parse_recipe(tiny_recipe, ["stages.0.select_after=3"])
+
+
 def test_the_same_seed_gives_the_same_bits_and_another_does_not(tiny_recipe: dict[str, Any], tmp_path: Path) -> None:
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         train(parse_recipe(tiny_recipe, [f"seed={seed}"]), tmp_path / name, device="cpu")

@@ -277,7 +277,7 @@ class StageTrainer:
         self.module.eval()
         metrics = validate(self.matcher, self.data, self.validation_sentences, self.device)
         value = metrics[self.stage.select]
-        better = is_better(self.stage.select, value, at.best)
+        better = at.epoch > self.stage.select_after and is_better(self.stage.select, value, at.best)
         if better:
             at.best, at.best_epoch, at.best_metrics = value, at.epoch, metrics
             if processes.is_first():

@@ -175,6 +175,7 @@ class StageRecipe(_Strict):
     precision: Literal["float32", "bfloat16"] = "float32"
     compile: bool = Field(False, description="torch.compile the two encoders")
     select: str = Field("rsum", description="the validation metric whose best epoch is kept")
+    select_after: int = Field(0, ge=0, description="epochs that are not selected: a loss that is still warming up, say")
     checkpoint_every: int = Field(200, ge=1, description="optimizer steps between two checkpoints")
     log_every: int = Field(20, ge=1, description="optimizer steps between two log lines")
     on_collapse: Literal["warn", "stop"] = "warn"
@@ -183,6 +184,8 @@ class StageRecipe(_Strict):
     def _loss_is_named(self) -> StageRecipe:
         if not self.loss:
             raise ValueError("a stage needs at least one loss")
+        if self.select_after >= self.epochs:
+            raise ValueError(f"select_after {self.select_after} leaves none of {self.epochs} epochs to select")
         return self
 
 
