@@ -245,9 +245,8 @@ def test_nan_stops_training_before_it_reaches_a_checkpoint(tiny_recipe: dict[str
     with pytest.raises(TrainingError, match="lower learning rate"):
         train(parse_recipe(tiny_recipe), tmp_path / "run", device="cpu")
     checkpoint = tmp_path / "run" / "stages" / "online" / "checkpoint.safetensors"
-    if checkpoint.exists():
-        losses = load_tensors(checkpoint)[1]["state"]["window"]
-        assert all(value == value for value, _ in losses.values())
+    saved = load_tensors(checkpoint)[0] if checkpoint.exists() else {}
+    assert all(torch.isfinite(tensor).all() for name, tensor in saved.items() if name.startswith("module/"))
 
 
 def wrong_second_stage(recipe: dict[str, Any], **change: Any) -> dict[str, Any]:

@@ -6,7 +6,6 @@ cut from the source and resized once, so that a very long picture costs no more 
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable
 from functools import partial
@@ -22,18 +21,6 @@ Box = tuple[float, float, float, float]  # left, top, right, bottom
 Crop = Literal["none", "resized", "shift"]
 FLIP = 0  # Pillow's Transpose.FLIP_LEFT_RIGHT
 ATTEMPTS = 10
-
-
-def item_generator(seed: int, epoch: int, item: int | str) -> np.random.Generator:
-    """The random numbers of one picture in one epoch: the same whatever process, worker or order asks for them.
-
-    >>> first, again = (item_generator(0, 3, "dog.jpg").random() for _ in range(2))
-    >>> first == again
-    True
-    """
-    if isinstance(item, str):
-        item = int.from_bytes(hashlib.sha256(item.encode("utf-8", "surrogatepass")).digest()[:8], "little")
-    return np.random.default_rng([seed, epoch, item])
 
 
 def resized_crop_box(
