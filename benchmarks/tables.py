@@ -76,14 +76,15 @@ def mining(name: str, found: dict[str, Any]) -> str:
     lists = f"{found['top_texts']} texts and {found['top_images']} images a list"
     text = f"{found['device']}, d = {found['coco']['dim']}, {lists} (`{name}`)\n\n"
     text += table(columns, rows)
-    if "scan" in found:
-        scan = found["scan"]
-        text += (
-            f"\n\nSCAN mining for itself: {scan['images']:,} images x {scan['texts']:,} texts "
-            f"in {scan['seconds']:.1f} s; "
-            f"in proportion {scan['seconds_for_29000']:.0f} s for the 29,000 images of Flickr30K."
-        )
     return text
+
+
+def scan_mining(name: str, found: dict[str, Any]) -> str:
+    scan = found["scan"]
+    return (
+        f"SCAN mining for itself at the size of Flickr30K's training set: {scan['images']:,} images x "
+        f"{scan['texts']:,} texts in {scan['seconds']:.0f} s on {found['device']} (`{name}`)."
+    )
 
 
 def rounds(found: dict[str, Any]) -> list[tuple[object, ...]]:
@@ -114,6 +115,8 @@ def main() -> None:
     parts += [cross_attention(name, found) + "\n" for name, found in attention if found]
     if found := read("mining_h200.json"):
         parts.append("## Mining hard negatives\n\n" + mining("mining_h200.json", found) + "\n")
+    if found := read("mining_scan_h200.json"):
+        parts.append(scan_mining("mining_scan_h200.json", found) + "\n")
     studies = [found for path in sorted(RESULTS.glob("aoq_*.json")) if (found := read(path.name))]
     if studies:
         columns = (
