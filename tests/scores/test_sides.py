@@ -46,3 +46,9 @@ def test_items_of_one_length_are_not_copied() -> None:
     taken, mask = side.take(side.groups(3)[1])
     assert mask is None
     assert taken.untyped_storage().data_ptr() == codes.fragments.untyped_storage().data_ptr()
+
+
+def test_large_groups_keep_products_aligned(make_codes: Callable[..., Codes]) -> None:
+    side = Side.of(make_codes([7] * 150 + [8] * 150, dim=2))
+    assert [len(group) for group in side.groups(100)] == [96, 96, 96, 12]
+    assert [len(group) for group in side.groups(20)][:3] == [20, 20, 20]  # too small to matter

@@ -89,6 +89,12 @@ class FeatureStore:
         return int(self.manifest["dim"])
 
     @property
+    def dtype(self) -> torch.dtype:
+        """The widest type that the arrays are stored in."""
+        narrow = all(part.features.dtype == np.float16 for part in self._parts)
+        return torch.float16 if narrow else torch.float32
+
+    @property
     def fragments(self) -> int:
         return int(self.manifest["fragments"])
 

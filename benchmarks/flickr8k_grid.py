@@ -1,0 +1,177 @@
+"""What `benchmarks/flickr8k.py` trains: methods, losses, towers, ensembles and seeds, as data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+SEEDS = (0, 1, 2)
+
+# The first series has no suffix in the names of its runs.
+SERIES = {
+    "lite0": ("EfficientNet-Lite0", ("data.features=efficientnet-lite0",)),
+    "resnet50": ("ResNet-50", ("data.features=resnet50-v1",)),
+}
+FIRST = next(iter(SERIES))
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A variant of a study (`quintet study`): how it is called here, and which others of its seed it starts from."""
+
+    label: str
+    needs: tuple[str, ...] = ()
+
+
+STUDIES: dict[str, dict[str, Variant]] = {
+    "aoq": {
+        "online": Variant("online triplet"),
+        "off-tri": Variant("OffTri", ("online",)),
+        "off-quin": Variant("OffQuin", ("online",)),
+        "adap-off-quin": Variant("AdapOffQuin", ("online",)),
+    },
+    "dual-path": {
+        "instance-1": Variant("instance, stage I"),
+        "ranking-1": Variant("ranking, stage I"),
+        "instance-2": Variant("instance, stage II", ("instance-1",)),
+        "ranking-2": Variant("ranking, stage II", ("ranking-1",)),
+        "instance-ranking": Variant("ranking, stage II after instance", ("instance-1",)),
+        "full": Variant("instance + ranking, stage II", ("instance-1",)),
+    },
+}
+STUDY_OPTIONS: dict[str, dict[str, Any]] = {"dual-path": {"tables": (2,)}}
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way of training: a recipe, or with `study` every variant of that study made of the recipe."""
+
+    name: str
+    label: str
+    recipe: str
+    overrides: tuple[str, ...] = ()
+    study: str | None = None
+    series: tuple[str, ...] = (FIRST,)  # empty: the matcher reads pixels
+
+
+@dataclass(frozen=True)
+class Ensemble:
+    """The mean score of several runs; with `study` one ensemble for every variant, members named without it."""
+
+    name: str
+    label: str
+    members: tuple[str, ...]
+    study: str | None = None
+    series: tuple[str, ...] = (FIRST,)
+    next_seed: bool = False  # one run under two seeds: its own and the next
+
+
+BOTH = tuple(SERIES)
+GPO = ("matcher.pooling=gpo", "matcher.text_pooling=gpo")
+I2T = ("matcher.direction=i2t", "matcher.lambda_softmax=4")
+PROB = ("matcher.focal=prob",)
+NO_RELATIONS = ("stages.online.loss.relation.relations=none",)
+
+METHODS = (
+    Method("vse-avg", "VSE++ (average pooling)", "aoq-vse-flickr8k", (), "aoq", BOTH),
+    Method("vse-gpo", "VSE++ (GPO)", "aoq-vse-flickr8k", GPO, "aoq", BOTH),
+    Method("scan-t2i", "SCAN t2i", "aoq-scan-flickr8k", (), "aoq", BOTH),
+    Method("scan-i2t", "SCAN i2t", "aoq-scan-flickr8k", I2T, "aoq", BOTH),
+    Method("bfan-equal", "BFAN equal", "aoq-bfan-flickr8k", (), "aoq"),
+    Method("bfan-prob", "BFAN prob", "aoq-bfan-flickr8k", PROB, "aoq"),
+    Method("vsrn", "VSRN", "aoq-vsrn-flickr8k", (), "aoq"),
+    Method("dual-path", "Dual-Path", "dual-path-flickr8k", (), "dual-path", ()),
+    Method("mmca", "MMCA", "mmca-flickr8k", series=BOTH),
+    Method("hrem-fusion", "HREM fusion", "hrem-fusion-flickr8k", series=BOTH),
+    Method("hrem-standalone", "HREM standalone", "hrem-standalone-flickr8k", series=BOTH),
+    Method("hrem-none", "HREM's encoders without relations", "hrem-fusion-flickr8k", NO_RELATIONS, series=BOTH),
+)
+
+ENSEMBLES = (
+    Ensemble("scan", "SCAN t2i + i2t", ("scan-t2i", "scan-i2t"), "aoq", BOTH),
+    Ensemble("bfan", "BFAN equal + prob", ("bfan-equal", "bfan-prob"), "aoq"),
+    Ensemble("vsrn", "VSRN, two seeds", ("vsrn",), "aoq", next_seed=True),
+    Ensemble("hrem", "HREM fusion + standalone", ("hrem-fusion", "hrem-standalone"), series=BOTH),
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One result file: a run or an ensemble under one seed."""
+
+    name: str
+    seed: int
+    label: str
+    loss: str | None  # the label of the variant
+    series: str | None
+    needs: tuple[str, ...] = ()  # rows whose runs must be there first; of an ensemble its members
+    recipe: str | None = None  # None: an ensemble
+    overrides: tuple[str, ...] = ()
+    study: str | None = None
+    variant: str | None = None
+
+    @property
+    def id(self) -> str:
+        return f"{self.name}-seed{self.seed}"
+
+    @property
+    def trains(self) -> bool:
+        return self.recipe is not None
+
+
+def rows(
+    methods: Sequence[Method] = METHODS, ensembles: Sequence[Ensemble] = ENSEMBLES, seeds: Sequence[int] = SEEDS
+) -> list[Row]:
+    """Everything, in an order in which it can be made: whole seeds one after the other, ensembles of two seeds last."""
+    found: list[Row] = []
+    late: list[Row] = []
+    for number, seed in enumerate(seeds):
+        for method in methods:
+            found += _method_rows(method, seed)
+        after = seeds[(number + 1) % len(seeds)]
+        for ensemble in ensembles:
+            (late if ensemble.next_seed else found).extend(_ensemble_rows(ensemble, seed, after))
+    found += late
+    known = {row.id for row in found}
+    unknown = sorted({need for row in found for need in row.needs} - known)
+    if unknown or len(known) < len(found):
+        raise ValueError(f"the grid names rows that it does not have: {unknown}" if unknown else "two rows of one name")
+    return found
+
+
+def _method_rows(method: Method, seed: int) -> list[Row]:
+    found = []
+    for series in method.series or (None,):
+        overrides = (*(SERIES[series][1] if series else ()), *method.overrides)
+        for key, variant in _variants(method.study):
+            needs = tuple(f"{_name(method.name, need, series)}-seed{seed}" for need in variant.needs)
+            name, loss = _name(method.name, key, series), variant.label or None
+            run = (method.recipe, overrides, method.study, key)
+            found.append(Row(name, seed, method.label, loss, series, needs, *run))
+    return found
+
+
+def _ensemble_rows(ensemble: Ensemble, seed: int, after: int) -> list[Row]:
+    found = []
+    seeds = [seed, after] if ensemble.next_seed else [seed]
+    if len(set(seeds)) * len(ensemble.members) < 2:
+        return []  # one seed alone makes no ensemble of two
+    for series in ensemble.series or (None,):
+        for key, variant in _variants(ensemble.study):
+            needs = tuple(f"{_name(member, key, series)}-seed{one}" for one in seeds for member in ensemble.members)
+            name, loss = _name(f"{ensemble.name}-ensemble", key, series), variant.label or None
+            found.append(Row(name, seed, ensemble.label, loss, series, needs))
+    return found
+
+
+def _variants(study: str | None) -> list[tuple[str | None, Variant]]:
+    return [(None, Variant(""))] if study is None else list(STUDIES[study].items())
+
+
+def _name(method: str, variant: str | None, series: str | None) -> str:
+    """
+    >>> _name("scan-t2i", "off-tri", "resnet50"), _name("mmca", None, FIRST)
+    ('scan-t2i-off-tri-resnet50', 'mmca')
+    """
+    return "-".join(part for part in (method, variant, series if series != FIRST else None) if part)

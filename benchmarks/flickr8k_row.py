@@ -1,0 +1,234 @@
+"""One row of the Flickr8k grid: train its run where that is not done yet, measure it, write its result file."""
+
+from __future__ import annotations
+
+import resource
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from flickr8k_grid import SERIES, STUDY_OPTIONS, Row
+from quintet.data.corpus import Corpus, Split
+from quintet.errors import QuintetError
+from quintet.evaluation.distributions import split_similarities
+from quintet.evaluation.evaluate import encode_split, evaluate_members
+from quintet.evaluation.human_agreement import human_agreement, judged_pairs, pair_scores, read_expert_annotations
+from quintet.evaluation.metrics import CUTS
+from quintet.evaluation.ranks import Queries, Ranks
+from quintet.evaluation.result import provenance
+from quintet.evaluation.scoring import Member
+from quintet.files import read_json, write_json
+from quintet.training import stages
+from quintet.training.devices import pick_device
+from quintet.training.logs import Silent
+from quintet.training.recipe import Recipe, load_recipe
+from quintet.training.run import Run, open_run, read_head
+from quintet.training.studies import STUDIES
+from quintet.training.studies.measure import training_seconds
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where things are, and how they are measured."""
+
+    corpus: Path
+    runs: Path
+    results: Path
+    device: str = "auto"
+    annotations: Path | None = None  # Flickr8k's ExpertAnnotations.txt
+    bootstrap: int = 1_000
+    jobs: int = 1
+    overrides: tuple[tuple[str, str], ...] = ()  # (pattern of names, KEY=VALUE), beside the grid's own
+
+    def run(self, row_id: str) -> Path:
+        return self.runs / row_id
+
+    def result(self, row: Row) -> Path:
+        return self.results / f"{row.id}.json"
+
+    def is_trained(self, row_id: str) -> bool:
+        folder = self.run(row_id)
+        return (folder / "run.json").is_file() and read_head(folder)["status"] == "complete"
+
+
+def row_recipe(row: Row, place: Place) -> Recipe:
+    """The recipe that a row trains: the shipped one with the grid's changes, or a variant of a study made of it."""
+    recipe = load_recipe(str(row.recipe), [*row.overrides, f"seed={row.seed}", f"data.corpus={place.corpus}"])
+    if row.study is None:
+        return recipe
+    variant = STUDIES.create(row.study, base=recipe, **STUDY_OPTIONS.get(row.study, {})).variant(row.variant)
+    return variant.recipe_for(row.seed, dict(zip(variant.needs, map(place.run, row.needs), strict=True)))
+
+
+def recorded_recipe(row: Row, place: Place) -> dict[str, Any]:
+    """The recipe without what differs from machine to machine: where corpus and runs are."""
+    content = row_recipe(row, place).model_dump(mode="json", by_alias=True)
+    folders = {place.runs.resolve(): "RUNS", place.corpus.resolve(): "CORPUS", place.corpus: "CORPUS"}
+    return _replaced(content, {str(folder): name for folder, name in folders.items()})
+
+
+def _replaced(value: Any, names: dict[str, str]) -> Any:
+    if isinstance(value, dict):
+        return {key: _replaced(inner, names) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_replaced(inner, names) for inner in value]
+    for path, name in names.items():
+        value = value.replace(path, name) if isinstance(value, str) else value
+    return value
+
+
+def make_row(row: Row, place: Place) -> dict[str, Any]:
+    """Train and measure; returns the content of the result file. What is done already is left as it is."""
+    device = str(pick_device(place.device))
+    trained = _train(row, place, device) if row.trains else {}
+    if place.result(row).is_file():
+        return read_json(place.result(row))
+    content = _describe(row, place) | trained | _measure(row, place, device) | {"provenance": provenance()}
+    write_json(place.result(row), content)
+    return content
+
+
+def _train(row: Row, place: Place, device: str) -> dict[str, Any]:
+    folder = place.run(row.id)
+    record = folder / "benchmark.json"
+    if place.is_trained(row.id):
+        return read_json(record) if record.is_file() else {}
+    on_gpu = torch.device(device).type == "cuda"
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats()
+    began = time.monotonic()
+    resumed = (folder / "run.json").is_file()
+    heard = _Notes()
+    if resumed:
+        stages.resume(folder, device=device, display=heard)
+    else:
+        stages.train(row_recipe(row, place), folder, device=device, display=heard)
+    peak = torch.cuda.max_memory_allocated() if on_gpu else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    trained = {
+        "training": {
+            "seconds": training_seconds(folder),  # epochs with their validation
+            "wall_seconds": round(time.monotonic() - began, 1),  # and mining, encoding, writing
+            "resumed": resumed,
+            "jobs_at_once": place.jobs,
+        },
+        "peak_memory": {"bytes": peak, "of": "tensors on the GPU" if on_gpu else "the process"},
+        "notes": heard.notes,
+    }
+    write_json(record, trained)
+    return trained
+
+
+class _Notes(Silent):
+    """Keeps what training warns of: a collapse, say."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, message: str) -> None:
+        self.notes.append(message)
+
+
+def _describe(row: Row, place: Place) -> dict[str, Any]:
+    return {
+        "benchmark": "flickr8k",
+        "name": row.name,
+        "seed": row.seed,
+        "label": row.label,
+        "loss": row.loss,
+        "series": row.series,
+        "tower": SERIES[row.series][0] if row.series else "pixels",
+        "needs": list(row.needs),
+        "base_recipe": row.recipe,
+        "overrides": list(row.overrides),
+        "recipe": recorded_recipe(row, place) if row.trains else None,
+        "command": again_command(row, place),
+    }
+
+
+def again_command(row: Row, place: Place) -> str:
+    """What makes this row anew, with all that it needs, in folders of its own."""
+    given = "".join(f" --set '{pattern}:{setting}'" for pattern, setting in place.overrides)
+    experts = " --annotations ExpertAnnotations.txt" if place.annotations is not None else ""
+    return f"python benchmarks/flickr8k.py --corpus corpora/flickr8k --only {row.id} --again{experts}{given}"
+
+
+def _measure(row: Row, place: Place, device: str) -> dict[str, Any]:
+    corpus = Corpus.open(place.corpus)
+    split = corpus.split("test")
+    runs = [open_run(place.run(one), device=device) for one in ([row.id] if row.trains else row.needs)]
+    began = time.monotonic()
+    members = [_encode(run, corpus, split, device) for run in runs]
+    encoded = time.monotonic()
+    result = evaluate_members(members, split, bootstrap=place.bootstrap, device=device)
+    scored = time.monotonic()
+    people = None
+    if place.annotations is not None:
+        pairs = judged_pairs(read_expert_annotations(place.annotations), split)
+        people = human_agreement(pair_scores(members, pairs, device), pairs, place.bootstrap).to_json()
+    similarities = split_similarities(members, split, device=device).to_json()
+    return {
+        "kind": "single" if row.trains else "ensemble",
+        **{key: value for key, value in result.to_json().items() if key not in ("format", "version", "kind")},
+        "hits": group_hits(result.ranks[0]),
+        "human_agreement": people,
+        "similarities": {key: similarities[key] for key in ("S", "positive", "negative")},
+        "test_seconds": {"encoding": round(encoded - began, 3), "scoring": round(scored - encoded, 3)},
+        "parameters": [sum(p.numel() for p in run.matcher.parameters()) for run in runs],
+        "runs": [{"name": run.folder.name, "weights_sha256": run.weights_checksum} for run in runs],
+        "selected_epochs": [_selected_epochs(run) for run in runs],
+        "corpus": corpus.name,
+        "device": torch.cuda.get_device_name() if torch.device(device).type == "cuda" else "CPU",
+    }
+
+
+def _encode(run: Run, corpus: Corpus, split: Split, device: str) -> Member:
+    images, texts = run.image_batches(corpus, split.images), run.text_batches(split.texts)
+    codes = encode_split(run.matcher, images, texts, split, device, keep=device)
+    return Member(run.matcher, *codes, name=run.folder.name)
+
+
+def _selected_epochs(run: Run) -> dict[str, int]:
+    return {name: stage["epoch"] for name, stage in read_head(run.folder).get("stages", {}).items()}
+
+
+def group_hits(ranks: Ranks) -> dict[str, str]:
+    """For each group how many of its queries are hit at 1, 5 and 10, counted together: what a paired test needs.
+
+    Numbers with spaces between them, groups in the split's order; rsum is their sum over the number of queries.
+    """
+    return {name: _hits(getattr(ranks, name)) for name in ("i2t", "t2i")}
+
+
+def _hits(queries: Queries) -> str:
+    hit = (queries.best[:, None] < np.array(CUTS)).sum(axis=1)  # (queries,)
+    _, unit = np.unique(queries.groups, return_inverse=True)
+    return " ".join(map(str, np.bincount(unit, weights=hit).astype(int)))
+
+
+def summary_line(content: dict[str, Any]) -> str:
+    """A result in one line."""
+    low, high = content["intervals"]["rsum"]
+    people, training = content["human_agreement"], content.get("training")
+    parts = [
+        f"rsum {content['metrics']['rsum']:.1f} ({low:.1f} to {high:.1f})",
+        f"S {content['similarities']['S']:.3f}",
+    ]
+    parts += [f"tau-c {people['tau_c']:.3f}"] if people else []
+    if training:
+        parts.append(f"{training['wall_seconds']:.0f} s, {content['peak_memory']['bytes'] / GIB:.1f} GiB")
+    return ", ".join(parts)
+
+
+def check(place: Place) -> None:
+    """Before anything is trained: is there a corpus, and is every judged pair in it?"""
+    split = Corpus.open(place.corpus).split("test")
+    if place.annotations is not None:
+        judged_pairs(read_expert_annotations(place.annotations), split)
+    if place.bootstrap < 1:
+        raise QuintetError("--bootstrap must be at least 1: every number comes with its interval")
