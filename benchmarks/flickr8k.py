@@ -1,4 +1,5 @@
 """Every method on Flickr8k: the grid of `flickr8k_grid.py` on one GPU, several runs at once, one JSON file per row.
+With --grid scenes the smaller grid of the generated scenes.
 
     quintet data import flickr PATH_TO_FLICKR8K corpora/flickr8k
     quintet features corpora/flickr8k
@@ -37,7 +38,7 @@ from quintet.errors import QuintetError
 from quintet.files import read_json, read_jsonl
 from quintet.training.studies.study import differences
 
-RESULTS = Path(__file__).parent / "results" / "flickr8k"
+RESULTS = Path(__file__).parent / "results"
 HEARTBEAT = 30.0  # seconds between two lines about what is running
 
 
@@ -188,10 +189,11 @@ def _setting(text: str) -> tuple[str, str]:
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--corpus", type=Path, default=Path("corpora/flickr8k"))
+    parser.add_argument("--grid", choices=list(flickr8k_grid.GRIDS), default="flickr8k")
+    parser.add_argument("--corpus", type=Path, help="corpora/flickr8k, or of the grid's name")
     parser.add_argument("--annotations", type=Path, help="ExpertAnnotations.txt, for the agreement with people")
-    parser.add_argument("--runs", type=Path, default=Path("runs/flickr8k"))
-    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--runs", type=Path, help="runs/flickr8k, or of the grid's name")
+    parser.add_argument("--results", type=Path, help="benchmarks/results/flickr8k, or of the grid's name")
     parser.add_argument("--only", action="append", default=[], metavar="PATTERN", help="as in 'scan-*-seed0'")
     parser.add_argument("--seeds", type=int, nargs="+", default=list(flickr8k_grid.SEEDS))
     parser.add_argument("--set", action="append", default=[], type=_setting, metavar="PATTERN:KEY=VALUE")
@@ -201,19 +203,23 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--again", action="store_true", help="make the rows anew, and compare")
     parser.add_argument("--list", action="store_true", help="print the plan and train nothing")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    options.corpus = options.corpus or Path("corpora") / options.grid
+    options.runs = options.runs or Path("runs") / options.grid
+    options.results = options.results or RESULTS / options.grid
+    return options
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
-    rows = with_overrides(flickr8k_grid.rows(flickr8k_grid.METHODS, flickr8k_grid.ENSEMBLES), options.set)
+    rows = with_overrides(flickr8k_grid.rows(*flickr8k_grid.GRIDS[options.grid]), options.set)
     chosen = select(rows, options.only, options.seeds)
     runs, results = options.runs, options.results
     if options.again:
         runs, results = options.runs / "again", options.runs / "again" / "results"
     place = Place(
         options.corpus, runs, results, options.device, options.annotations, options.bootstrap, options.jobs,
-        tuple(options.set),
+        tuple(options.set), options.grid,
     )  # fmt: skip
     if not chosen:
         print("no row of the grid matches; --list prints them all")

@@ -1,4 +1,7 @@
-"""What `benchmarks/flickr8k.py` trains: methods, losses, towers, ensembles and seeds, as data."""
+"""What `benchmarks/flickr8k.py` trains: methods, losses, towers, ensembles and seeds, as data.
+
+`GRIDS` has the grid of Flickr8k and a smaller one of the generated scenes.
+"""
 
 from __future__ import annotations
 
@@ -86,6 +89,7 @@ METHODS = (
     Method("hrem-fusion", "HREM fusion", "hrem-fusion-flickr8k", series=BOTH),
     Method("hrem-standalone", "HREM standalone", "hrem-standalone-flickr8k", series=BOTH),
     Method("hrem-none", "HREM's encoders without relations", "hrem-fusion-flickr8k", NO_RELATIONS, series=BOTH),
+    Method("heads", "Heads over frozen towers", "heads-flickr8k", series=BOTH),
 )
 
 ENSEMBLES = (
@@ -94,6 +98,20 @@ ENSEMBLES = (
     Ensemble("vsrn", "VSRN, two seeds", ("vsrn",), "aoq", next_seed=True),
     Ensemble("hrem", "HREM fusion + standalone", ("hrem-fusion", "hrem-standalone"), series=BOTH),
 )
+
+# From the same features, but for Dual-Path, which reads pixels.
+SCENES_METHODS = (
+    Method("vse-avg", "VSE++ (average pooling)", "aoq-vse-scenes", ("matcher.tower=null",), "aoq"),
+    Method("scan-t2i", "SCAN t2i", "aoq-scan-scenes", (), "aoq"),
+    Method("mmca", "MMCA", "mmca-scenes"),
+    Method("hrem-fusion", "HREM fusion", "hrem-fusion-scenes"),
+    Method("hrem-standalone", "HREM standalone", "hrem-standalone-scenes"),
+    Method("hrem-none", "HREM's encoders without relations", "hrem-fusion-scenes", NO_RELATIONS),
+    Method("dual-path", "Dual-Path", "dual-path-scenes", (), "dual-path", ()),
+)
+SCENES_ENSEMBLES = (Ensemble("hrem", "HREM fusion + standalone", ("hrem-fusion", "hrem-standalone")),)
+
+GRIDS = {"flickr8k": (METHODS, ENSEMBLES), "scenes": (SCENES_METHODS, SCENES_ENSEMBLES)}
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,7 @@ class Place:
     bootstrap: int = 1_000
     jobs: int = 1
     overrides: tuple[tuple[str, str], ...] = ()  # (pattern of names, KEY=VALUE), beside the grid's own
+    grid: str = "flickr8k"
 
     def run(self, row_id: str) -> Path:
         return self.runs / row_id
@@ -136,7 +137,7 @@ class _Notes(Silent):
 
 def _describe(row: Row, place: Place) -> dict[str, Any]:
     return {
-        "benchmark": "flickr8k",
+        "benchmark": place.grid,
         "name": row.name,
         "seed": row.seed,
         "label": row.label,
@@ -155,7 +156,8 @@ def again_command(row: Row, place: Place) -> str:
     """What makes this row anew, with all that it needs, in folders of its own."""
     given = "".join(f" --set '{pattern}:{setting}'" for pattern, setting in place.overrides)
     experts = " --annotations ExpertAnnotations.txt" if place.annotations is not None else ""
-    return f"python benchmarks/flickr8k.py --corpus corpora/flickr8k --only {row.id} --again{experts}{given}"
+    where = f"--grid {place.grid} --corpus corpora/{place.grid}"
+    return f"python benchmarks/flickr8k.py {where} --only {row.id} --again{experts}{given}"
 
 
 def _measure(row: Row, place: Place, device: str) -> dict[str, Any]:

@@ -7,28 +7,19 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 import flickr8k_grid
-from quintet.files import read_json, write_text
+from quintet.files import write_text
 from results_claims import CLAIMS, Claim
+from results_compare import Comparison, Result, Results, compare, interval_text, over_queries, read_results
 from tables import table
 
 RESULTS = Path(__file__).parent / "results" / "flickr8k"
 PAGE = Path(__file__).parent.parent / "docs" / "results.md"
-RESAMPLES = 2_000
 CLIPSCORE = 0.512  # Hessel et al. 2021, Table 1
-# 97.5 % of Student's t by degrees of freedom; beyond the table the next smaller entry, which is on the safe side
-STUDENT = {
-    1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262, 10: 2.228,
-    12: 2.179, 15: 2.131, 20: 2.086, 30: 2.042, 60: 2.000, 120: 1.980,
-}  # fmt: skip
 RECALLS = [f"{way}_r{k}" for way in ("i2t", "t2i") for k in (1, 5, 10)]
 HEAD = """# Results on Flickr8k
 
@@ -52,115 +43,6 @@ both lie below 0, so that the opposite was measured; everything else is **inconc
 the difference, if there is one, is too small to be seen. The papers' numbers are of other data sets and other features;
 only the order can be compared.
 """
-
-
-@dataclass(frozen=True)
-class Result:
-    """One file."""
-
-    content: dict[str, Any]
-
-    @property
-    def name(self) -> str:
-        return str(self.content["name"])
-
-    @property
-    def seed(self) -> int:
-        return int(self.content["seed"])
-
-    @property
-    def rsum(self) -> float:
-        return float(self.content["metrics"]["rsum"])
-
-    @cached_property
-    def shares(self) -> np.ndarray:
-        """(groups,): what each group adds to rsum."""
-        i2t, t2i = (
-            100.0 * np.array(self.content["hits"][way].split(), float) / self.content["counts"][f"{way}_queries"]
-            for way in ("i2t", "t2i")
-        )
-        return i2t + t2i
-
-
-Interval = tuple[float, float]
-Results = dict[str, dict[int, Result]]  # name -> seed -> result
-
-
-def read_results(folder: Path) -> Results:
-    found: Results = defaultdict(dict)
-    for path in sorted(folder.glob("*.json")):
-        result = Result(read_json(path))
-        found[result.name][result.seed] = result
-    return dict(found)
-
-
-def over_queries(shares: np.ndarray, seed: int = 0) -> Interval:
-    """The 95 % interval of the sum of (groups,) contributions, groups drawn with replacement.
-
-    Every group has as many queries as another here, so drawing groups keeps the number of queries.
-    """
-    rng = np.random.default_rng(seed)
-    drawn = [float(shares[rng.integers(0, len(shares), len(shares))].sum()) for _ in range(RESAMPLES)]
-    low, high = np.percentile(drawn, [2.5, 97.5])
-    return float(low), float(high)
-
-
-def over_seeds(differences: Sequence[float]) -> Interval | None:
-    """The 95 % interval of the mean by Student's t; one difference has none.
-
-    >>> [round(edge, 2) for edge in over_seeds([1.0, 2.0, 3.0])]
-    [-0.48, 4.48]
-    """
-    if len(differences) < 2:
-        return None
-    freedom = max(known for known in STUDENT if known <= len(differences) - 1)
-    half = STUDENT[freedom] * statistics.stdev(differences) / len(differences) ** 0.5
-    mean = statistics.fmean(differences)
-    return mean - half, mean + half
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Pairs of results of one seed each: better minus worse."""
-
-    pairs: tuple[tuple[Result, Result], ...]
-
-    @cached_property
-    def differences(self) -> list[float]:
-        return [better.rsum - worse.rsum for better, worse in self.pairs]
-
-    @cached_property
-    def seeds(self) -> Interval | None:
-        return over_seeds(self.differences)
-
-    @cached_property
-    def queries(self) -> Interval:
-        return over_queries(np.mean([better.shares - worse.shares for better, worse in self.pairs], axis=0))
-
-    @property
-    def verdict(self) -> str:
-        if not self.pairs:
-            return "not measured"
-        if self.seeds is None:
-            return "inconclusive (one pair)"
-        if min(self.seeds[0], self.queries[0]) > 0:
-            return "confirmed"
-        return "not confirmed" if max(self.seeds[1], self.queries[1]) < 0 else "inconclusive"
-
-    def cells(self) -> tuple[str, ...]:
-        if not self.pairs:
-            return ("0", "", "", "", self.verdict)
-        mean = f"{statistics.fmean(self.differences):+.1f}"
-        return str(len(self.pairs)), mean, _interval(self.seeds), _interval(self.queries), self.verdict
-
-
-def compare(results: Results, pairs: Sequence[tuple[str, str]], suffix: str = "") -> Comparison:
-    """All seeds in which both sides of a pair were measured."""
-    found = []
-    for better, worse in pairs:
-        one, other = results.get(better + suffix, {}), results.get(worse + suffix, {})
-        found += [(one[seed], other[seed]) for seed in sorted(set(one) & set(other))]
-    return Comparison(tuple(found))
 
 
 def suffixes() -> dict[str, str]:
@@ -232,7 +114,7 @@ def _row(seeds: list[Result], kind: str) -> tuple[str, ...]:
     recalls = [f"{statistics.fmean(found['metrics'][name] for found in contents):.1f}" for name in RECALLS]
     sums = [result.rsum for result in seeds]
     spread = f" ± {statistics.stdev(sums):.1f}" if len(sums) > 1 else ""
-    interval = _interval(over_queries(np.mean([result.shares for result in seeds], axis=0)), "{:.1f}")
+    interval = interval_text(over_queries(np.mean([result.shares for result in seeds], axis=0)), "{:.1f}")
     people = [found["human_agreement"]["tau_c"] for found in contents if found["human_agreement"]]
     cells = [
         f"{first['label']} (`{first['name']}`)",
@@ -248,10 +130,6 @@ def _row(seeds: list[Result], kind: str) -> tuple[str, ...]:
         cells.append(f"{statistics.median(found['training']['seconds'] for found in trained):.0f}" if trained else "")
         cells.append(f"{max(found['peak_memory']['bytes'] for found in trained) / 2**30:.1f}" if trained else "")
     return tuple(cells)
-
-
-def _interval(edges: Interval | None, form: str = "{:+.1f}") -> str:
-    return "" if edges is None else f"{form.format(edges[0])} to {form.format(edges[1])}"
 
 
 def notes_text(results: Results) -> str:

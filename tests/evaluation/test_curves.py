@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from quintet.errors import RunError
-from quintet.evaluation.curves import epoch_curves, first_epoch_above, hardness_curves, term_curves
+from quintet.evaluation.curves import epoch_curves, error_curves, first_epoch_above, hardness_curves, term_curves
 
 
 @pytest.fixture
@@ -99,3 +99,14 @@ def test_a_folder_without_logs_and_a_damaged_log(run: Path, tmp_path: Path) -> N
     (run / "stages" / "online" / "log.jsonl").write_text("nonsense\n")
     with pytest.raises(RunError, match="damaged"):
         epoch_curves(run)
+
+
+def test_classification_errors_by_epoch(tmp_path: Path) -> None:
+    rows = [
+        {"kind": "train", "step": 1, "epoch": 0, "lr": 0.1, "instance.image": 2.0, "instance.image_error": 0.9},
+        {"kind": "train", "step": 2, "epoch": 1, "lr": 0.1, "instance.image": 1.0, "instance.image_error": 0.5},
+    ]
+    log = tmp_path / "stages" / "one" / "log.jsonl"
+    log.parent.mkdir(parents=True)
+    log.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert error_curves(tmp_path) == {"one": {"epoch": [1.0, 2.0], "instance.image_error": [0.9, 0.5]}}

@@ -10,7 +10,8 @@ import pytest
 from PIL import Image
 
 from quintet.errors import PictureError
-from quintet.report.page import THUMBNAIL, Hit, QueryResult, metrics_table_html, write_search_page
+from quintet.report.document import THUMBNAIL
+from quintet.report.page import Hit, QueryResult, metrics_table_html, write_search_page
 
 
 class Reader(HTMLParser):

@@ -13,6 +13,7 @@ from quintet.errors import RunError
 Curves = dict[str, dict[str, list[float]]]  # stage -> {"epoch": [...], name: [...]}
 NOT_TERMS = ("kind", "step", "epoch", "lr")
 GAPS = ("gap_online", "gap_positive")  # what the quintuplet objective watches
+ERRORS = ("image_error", "text_error")  # what the instance objective watches
 
 
 def epoch_curves(run: Path | str, metrics: Sequence[str] = ("i2t_r1", "t2i_r1")) -> Curves:
@@ -63,6 +64,11 @@ def term_curves(run: Path | str, names: Sequence[str] | None = None) -> Curves:
 def hardness_curves(run: Path | str) -> Curves:
     """How far, by epoch, offline negatives scored above online ones, and positives above offline negatives."""
     return term_curves(run, GAPS)
+
+
+def error_curves(run: Path | str) -> Curves:
+    """By epoch the share of training pictures and sentences put into a wrong class, 0 to 1 (Dual-Path, Fig. 8)."""
+    return term_curves(run, ERRORS)
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
 
 from quintet.codes import Codes
 from quintet.data.batches import ImageBatch, TextBatch
@@ -18,7 +17,7 @@ from quintet.evaluation.ranks import BLOCK, Ranks
 from quintet.evaluation.result import Result, split_checksum
 from quintet.evaluation.scoring import Member, member_scores, whole_tiles
 from quintet.evaluation.significance import bootstrap_intervals
-from quintet.models.matcher import Matcher
+from quintet.models.matcher import Matcher, evaluation_mode
 
 Batch = TypeVar("Batch", ImageBatch, TextBatch)
 
@@ -42,19 +41,6 @@ def encode_split(
     if split is not None:
         _check_size(images, texts, split)
     return images, texts
-
-
-@contextmanager
-def evaluation_mode(matcher: Matcher) -> Iterator[None]:
-    """Evaluation mode, then every module back in the mode it was in (parts kept frozen stay frozen)."""
-    modes = [(module, module.training) for module in matcher.modules()] if isinstance(matcher, nn.Module) else []
-    for module, _ in modes:
-        module.training = False
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
 
 
 def _encode(

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import base64
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 
-from PIL import Image
-
-from quintet.data.pictures import open_picture
 from quintet.files import write_text
-
-THUMBNAIL = 224  # pixels of the longer side
+from quintet.report.document import document, thumbnail
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +35,7 @@ def write_search_page(
     """
     lead = f'<p class="intro">{escape(intro)}</p>' if intro else ""
     sections = "\n".join(_section(query) for query in queries)
-    page = _PAGE.format(title=escape(title), style=_STYLE, intro=lead, above=above, sections=sections)
-    write_text(path, page)
+    write_text(path, document(title, f"{lead}\n{above}\n{sections}", STYLE))
 
 
 def metrics_table_html(rows: Sequence[Mapping[str, object]], caption: str = "Results") -> str:
@@ -88,50 +81,13 @@ def _card(rank: int, hit: Hit) -> str:
     mark = '<span class="mark">✓ right</span>' if hit.right else ""
     return (
         f"<li{' class=right' if hit.right else ''}><figure>"
-        f'<img src="{_thumbnail(hit.image_path)}" alt="{escape(hit.caption)}">'
+        f'<img src="{thumbnail(hit.image_path)}" alt="{escape(hit.caption)}">'
         f'<figcaption><span class="facts"><b>{rank}</b> <span class="score">{hit.score:.3f}</span>{mark}</span>'
         f"<span>{escape(hit.caption)}</span></figcaption></figure></li>"
     )
 
 
-def _thumbnail(path: Path | str) -> str:
-    """A picture as a data address. Small ones stay PNG, which keeps flat drawings crisp; photographs become JPEG."""
-    picture = open_picture(path)
-    small = max(picture.size) <= THUMBNAIL
-    buffer = io.BytesIO()
-    if small:
-        picture.save(buffer, format="PNG", optimize=True)
-    else:
-        picture.thumbnail((THUMBNAIL, THUMBNAIL), Image.Resampling.LANCZOS)
-        picture.save(buffer, format="JPEG", quality=85)
-    kind = "png" if small else "jpeg"
-    return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"
-
-
-# The policy in the head holds the page to its word: a browser refuses whatever is not in this file.
-_PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
-<meta name="color-scheme" content="light dark">
-<link rel="icon" href="data:,">
-<title>{title}</title>
-<style>{style}</style>
-</head>
-<body>
-<main>
-<h1>{title}</h1>
-{intro}
-{above}
-{sections}
-</main>
-</body>
-</html>
-"""
-
-_STYLE = """
+STYLE = """
 :root { color-scheme: light dark; --page: #fbfbf9; --card: #fff; --ink: #23272b; --soft: #5d666e; --line: #e2e3de;
   --right: #1b6e44; --on-right: #fff; }
 @media (prefers-color-scheme: dark) {

@@ -1,0 +1,164 @@
+"""Do a matcher's scores agree with people? Kendall's tau-c against Flickr8k's expert judgements.
+
+The protocol is CLIPScore's (Hessel et al. 2021, Appendix A and released code; it is SPICE's): the 158 pairs in which
+the caption was written for the picture are left out, and of the remaining 5,664 every expert's judgement (1 to 4) is
+one observation, so 16,992 in all. CLIPScore publishes 0.512, RefCLIPScore 0.530.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from quintet.data.corpus import Split
+from quintet.errors import CorpusError, QuintetError
+from quintet.evaluation.scoring import Member, full_precision
+from quintet.evaluation.significance import Interval
+
+JUDGEMENTS = (1, 2, 3, 4)
+PAIRS_AT_A_TIME = 512
+
+
+@dataclass(frozen=True)
+class ExpertAnnotations:
+    """Pairs of a picture and a caption with the judgements of every expert."""
+
+    images: list[str]
+    texts: list[str]
+    judgements: np.ndarray  # (pairs, experts) int64, 1 (does not describe it at all) to 4 (describes it)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+
+@dataclass(frozen=True)
+class JudgedPairs:
+    """Annotations as rows of a split, without the captions written for the picture they were judged with."""
+
+    image_rows: np.ndarray  # (pairs,)
+    text_rows: np.ndarray  # (pairs,)
+    judgements: np.ndarray  # (pairs, experts)
+    own_excluded: int
+
+
+@dataclass(frozen=True)
+class Agreement:
+    tau_c: float
+    interval: Interval | None  # 95 %, by drawing pictures anew with all their captions
+    pairs: int
+    judgements: int
+    own_excluded: int  # pairs of a picture and its own caption
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "interval": None if self.interval is None else list(self.interval)}
+
+
+def read_expert_annotations(path: Path | str) -> ExpertAnnotations:
+    """ExpertAnnotations.txt as distributed: PICTURE TAB CAPTION_ID TAB JUDGEMENT TAB JUDGEMENT TAB JUDGEMENT."""
+    path = Path(path)
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        raise CorpusError(f"{path} does not exist") from None
+    rows = [_read_line(line, path, number) for number, line in enumerate(lines, 1) if line.strip()]
+    if not rows:
+        raise CorpusError(f"{path} holds no judgement")
+    if len({len(row[2]) for row in rows}) > 1:
+        raise CorpusError(f"{path}: every pair must have been judged by the same number of experts")
+    images, texts, judgements = (list(column) for column in zip(*rows, strict=True))
+    return ExpertAnnotations(images, texts, np.array(judgements, dtype=np.int64))
+
+
+def _read_line(line: str, path: Path, number: int) -> tuple[str, str, list[int]]:
+    image, *rest = line.strip().split("\t")
+    if len(rest) < 2 or not all(cell in map(str, JUDGEMENTS) for cell in rest[1:]):
+        raise CorpusError(
+            f"{path}, line {number}: expected PICTURE TAB CAPTION TAB judgements from 1 to 4, found {line[:80]!r}"
+        )
+    return image, rest[0], [int(cell) for cell in rest[1:]]
+
+
+def judged_pairs(annotations: ExpertAnnotations, split: Split) -> JudgedPairs:
+    """Where the judged pairs stand in a split. All must be in it: a part of them would be another measurement."""
+    image_of = {image.id: row for row, image in enumerate(split.images)}
+    text_of = {text.id: row for row, text in enumerate(split.texts)}
+    pairs = list(zip(annotations.images, annotations.texts, strict=True))
+    missing = [pair for pair in pairs if pair[0] not in image_of or pair[1] not in text_of]
+    if missing:
+        raise QuintetError(
+            f"{len(missing)} of {len(pairs)} judged pairs are not in split {split.name!r}, first {missing[0]}; "
+            "the judgements are of Flickr8k's test split, under the ids of `quintet data import flickr`"
+        )
+    images = np.array([image_of[image] for image, _ in pairs])
+    texts = np.array([text_of[text] for _, text in pairs])
+    other = split.image_groups[images] != split.text_groups[texts]
+    return JudgedPairs(images[other], texts[other], annotations.judgements[other], int((~other).sum()))
+
+
+@torch.no_grad()
+def pair_scores(members: Sequence[Member], pairs: JudgedPairs, device: torch.device | str | None = None) -> np.ndarray:
+    """(pairs,) float64: the mean of the members' scores. The matchers must be on `device`, in evaluation mode."""
+    place = torch.device(device) if device is not None else members[0].image_codes.device
+    total = np.zeros(len(pairs.image_rows))
+    for member in members:
+        for start in range(0, len(total), PAIRS_AT_A_TIME):
+            part = slice(start, start + PAIRS_AT_A_TIME)
+            images = member.image_codes[torch.as_tensor(pairs.image_rows[part])].to(place)
+            texts = member.text_codes[torch.as_tensor(pairs.text_rows[part])].to(place)
+            with full_precision(place):
+                total[part] += member.matcher.score_pairs(images, texts).double().cpu().numpy()
+    return total / len(members)
+
+
+def human_agreement(scores: np.ndarray, pairs: JudgedPairs, resamples: int = 1_000, seed: int = 0) -> Agreement:
+    """Tau-c of the scores (pairs,) with every single judgement, and its interval over pictures (0 resamples: none)."""
+    experts = pairs.judgements.shape[1]
+    order = np.argsort(scores, kind="stable")  # once: sorting again what is sorted costs next to nothing
+    observed = np.repeat(np.asarray(scores)[order], experts), pairs.judgements[order].ravel()
+    interval = None
+    if resamples:
+        _, picture = np.unique(np.repeat(pairs.image_rows[order], experts), return_inverse=True)
+        pictures = int(picture.max()) + 1
+        rng = np.random.default_rng(seed)
+        drawn = []
+        for _ in range(resamples):
+            times = np.bincount(rng.integers(0, pictures, pictures), minlength=pictures)
+            drawn.append(kendall_tau_c(*observed, weights=times[picture]))
+        low, high = np.nanpercentile(drawn, [2.5, 97.5])  # a draw of one picture may have one score only
+        interval = float(low), float(high)
+    return Agreement(kendall_tau_c(*observed), interval, len(scores), pairs.judgements.size, pairs.own_excluded)
+
+
+def kendall_tau_c(first: Any, second: Any, weights: Any = None) -> float:
+    """Stuart's tau-c, 2 (P - Q) / (n² (m - 1) / m), m the smaller number of distinct values; NaN where that is one.
+
+    P and Q are the pairs of observations that both variables order alike and unlike; a tie in either counts for
+    neither. O(n log n + n c) for c distinct values of `second`. `weights` are how often each observation counts.
+
+    >>> kendall_tau_c([0.1, 0.2, 0.3, 0.4], [1, 1, 2, 2])
+    1.0
+    >>> kendall_tau_c([0.1, 0.2, 0.3, 0.4], [2, 2, 1, 1])
+    -1.0
+    """
+    order = np.argsort(first, kind="stable")
+    values, other = np.asarray(first)[order], np.asarray(second)[order]
+    times = np.ones(len(values)) if weights is None else np.asarray(weights, dtype=np.float64)[order]
+    levels, level = np.unique(other, return_inverse=True)
+    of_level = np.zeros((len(values) + 1, len(levels)))
+    of_level[np.arange(1, len(values) + 1), level] = times
+    of_level = of_level.cumsum(axis=0)  # (n + 1, c): weight of each level among the first k observations
+    lower = of_level[np.searchsorted(values, values, side="left")]  # (n, c): among those with a smaller value
+    up_to = lower.cumsum(axis=1)
+    own = level[:, None]
+    alike = np.take_along_axis(up_to - lower, own, axis=1)[:, 0]
+    unlike = up_to[:, -1] - np.take_along_axis(up_to, own, axis=1)[:, 0]
+    distinct = 1 + np.count_nonzero(np.diff(values[times > 0]))  # they are sorted
+    classes = min(distinct, np.count_nonzero(np.bincount(level, times)))
+    if classes < 2:
+        return float("nan")
+    return float(2.0 * np.sum(times * (alike - unlike)) / (times.sum() ** 2 * (classes - 1) / classes))

@@ -1,0 +1,109 @@
+"""What all figures share: colours that the colour-blind can tell apart, titles, and how a figure becomes a file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import wraps
+from itertools import cycle
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from quintet.errors import QuintetError, suggest
+from quintet.files import complete_or_absent
+
+if TYPE_CHECKING:
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+# Okabe and Ito's palette without its yellow, which is too pale on white.
+BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, BLACK = COLOURS = (
+    "#0072B2",
+    "#D55E00",
+    "#009E73",
+    "#CC79A7",
+    "#E69F00",
+    "#56B4E9",
+    "#000000",
+)
+GREY = "#8A8F94"
+DASHES = ("-", "--", "-.", ":")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+FORMATS = ("svg", "png")
+DPI = 150
+STYLE: Any = {
+    "font.family": "sans-serif",
+    "font.size": 10,
+    "axes.titlesize": 10,
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#E4E6E8",
+    "legend.frameon": False,
+    "text.parse_math": False,  # a caption may hold a dollar sign
+    "svg.fonttype": "none",  # text stays text: it can be searched, read aloud and copied
+    "svg.hashsalt": "quintet",  # the same figure is the same file
+}
+
+
+def drawing(function: Callable[P, R]) -> Callable[P, R]:
+    """For functions that draw: the style holds inside them, and it is told how to get matplotlib where it is absent."""
+
+    @wraps(function)
+    def styled(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            import matplotlib
+        except ModuleNotFoundError:
+            raise QuintetError(
+                "figures need the package matplotlib; install it with `pip install 'quintet[report]'`"
+            ) from None
+        with matplotlib.rc_context(STYLE):
+            return function(*args, **kwargs)
+
+    return styled
+
+
+def new_panels(title: str, count: int = 1, *, columns: int = 3, size: tuple[float, float] = (6.4, 4.0)) -> Any:
+    """A figure and its panels, `columns` beside each other; a single panel is larger. No window, no global state."""
+    from matplotlib.figure import Figure
+
+    wide = min(count, columns)
+    rows = -(-count // wide)
+    shrink = 1.0 if count == 1 else 0.75
+    figure = Figure(figsize=(size[0] * wide * shrink, size[1] * rows * shrink), layout="constrained")
+    axes = figure.subplots(rows, wide, squeeze=False).flatten()
+    for spare in axes[count:]:
+        spare.remove()
+    figure.suptitle(title, x=0.01, ha="left", weight="bold")
+    return figure, list(axes[:count])
+
+
+def series_styles() -> Any:
+    """Endless styles of lines: colour, dashes and marker change together, so that no line is told by colour alone."""
+    return zip(cycle(COLOURS), cycle(DASHES), cycle(MARKERS), strict=False)
+
+
+def plain_numbers(axis: Axis) -> None:
+    """Label a logarithmic axis 10, 100, 1000; matplotlib would write formulas."""
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_formatter(lambda _value, _place: "")
+
+
+@drawing
+def save_figure(figure: Figure, path: Path | str, formats: Sequence[str] = ("svg",)) -> list[Path]:
+    """Write `path` once per format, as path.svg and so on; each file is complete or absent."""
+    written = []
+    for form in formats:
+        if form not in FORMATS:
+            raise QuintetError(f"figures cannot be written as {form!r}; {suggest(form, FORMATS)}")
+        target = Path(path).with_name(f"{Path(path).name}.{form}")
+        # Without the date the same figure is the same file.
+        facts: dict[str, Any] = {"Title": figure.get_suptitle()} | ({"Date": None} if form == "svg" else {})
+        with complete_or_absent(target) as temporary:
+            figure.savefig(temporary, format=form, dpi=DPI, metadata=facts)
+        written.append(target)
+    return written

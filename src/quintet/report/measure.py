@@ -1,0 +1,122 @@
+"""What a report measures of its runs and ensembles: metrics, agreement with people, speed, special samples."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from quintet.data.corpus import Corpus, Split
+from quintet.evaluation.evaluate import evaluate_members
+from quintet.evaluation.human_agreement import (
+    Agreement,
+    human_agreement,
+    judged_pairs,
+    pair_scores,
+    read_expert_annotations,
+)
+from quintet.evaluation.result import Result
+from quintet.evaluation.scoring import TILE, Member, full_precision, member_scores, whole_tiles
+from quintet.evaluation.special_samples import negative_means, special_samples
+from quintet.report.analysis.subject import Options, Subject
+
+LEAST_SECONDS = 0.2  # of timed scoring
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a report shows."""
+
+    title: str = "Retrieval report"
+    photographs: bool = False  # pictures and sentences of the corpus on the page
+    annotations: Path | None = None  # Flickr8k's ExpertAnnotations.txt
+    bootstrap: int = 1_000
+    examples: int = 6  # queries in each gallery
+    analysis: Options = field(default_factory=Options)
+
+
+@dataclass(frozen=True)
+class Material:
+    """Runs, ensembles of them and settings; what is measured is measured once, when first asked for."""
+
+    subjects: Sequence[Subject]  # shown one by one
+    ensembles: Mapping[str, Sequence[Subject]]
+    settings: Settings
+
+    @property
+    def first(self) -> Subject:
+        return self.subjects[0]
+
+    @property
+    def corpus(self) -> Corpus:
+        return self.first.corpus
+
+    @property
+    def split(self) -> Split:
+        return self.first.split
+
+    @cached_property
+    def singles(self) -> dict[str, Result]:
+        return {subject.label: self._evaluate([subject]) for subject in self.subjects}
+
+    @cached_property
+    def together(self) -> dict[str, Result]:
+        return {name: self._evaluate(team) for name, team in self.ensembles.items()}
+
+    def _evaluate(self, team: Sequence[Subject]) -> Result:
+        members = [subject.member for subject in team]
+        options = self.settings.analysis
+        return evaluate_members(
+            members, self.split, block=options.block, bootstrap=self.settings.bootstrap, seed=options.seed,
+            device=self.first.device,
+        )  # fmt: skip
+
+    @cached_property
+    def people(self) -> dict[str, Agreement]:
+        """By name of run or ensemble; empty where there are no judgements."""
+        if self.settings.annotations is None:
+            return {}
+        pairs = judged_pairs(read_expert_annotations(self.settings.annotations), self.split)
+        teams = {subject.label: [subject] for subject in self.subjects} | dict(self.ensembles)
+        return {
+            name: human_agreement(
+                pair_scores([subject.member for subject in team], pairs, self.first.device), pairs,
+                self.settings.bootstrap, self.settings.analysis.seed,
+            )
+            for name, team in teams.items()
+        }  # fmt: skip
+
+    @cached_property
+    def speeds(self) -> dict[str, float]:
+        """Pairs that each run scores in a second, codes being there."""
+        return {subject.label: pairs_per_second(subject.member, subject.device) for subject in self.subjects}
+
+    @cached_property
+    def special(self) -> list[dict[str, Any]]:
+        """R@1 of hard and infrequent queries, chosen by the first run."""
+        scores = member_scores([self.first.member], self.first.device)
+        block = whole_tiles(self.settings.analysis.block)
+        means = negative_means(scores, self.split.image_groups, self.split.text_groups, block)
+        return special_samples({subject.label: subject.ranks for subject in self.subjects}, *means)
+
+
+@torch.no_grad()
+def pairs_per_second(member: Member, device: torch.device, least: float = LEAST_SECONDS) -> float:
+    """Scoring alone, in tiles of the size that evaluation uses; the first one is not timed."""
+    images, texts = member.image_codes[: TILE[0]].to(device), member.text_codes[: TILE[1]].to(device)
+    scored, began = -1, 0.0
+    with full_precision(device):
+        while True:
+            member.matcher.score(images, texts)
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            scored += 1
+            if scored == 0:
+                began = time.perf_counter()
+            elif time.perf_counter() - began >= least:
+                return scored * len(images) * len(texts) / (time.perf_counter() - began)

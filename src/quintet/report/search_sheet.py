@@ -1,0 +1,97 @@
+"""A page of search results: one file, pictures inside it, what matched and why."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+
+from PIL import Image
+
+from quintet.data.pictures import open_picture
+from quintet.errors import PictureError
+from quintet.files import write_text
+from quintet.report.document import document, picture_address, thumbnail
+from quintet.report.overlays import lit
+from quintet.report.page import STYLE
+from quintet.search.explain import Explanation
+
+OVERLAY = 168  # pixels of the longer side of a drawing
+
+
+@dataclass(frozen=True)
+class Result:
+    """One found picture or sentence."""
+
+    score: float
+    picture: Path | None  # None: a sentence, or a picture that is gone
+    caption: str
+    explanation: Explanation | None = None
+
+
+@dataclass(frozen=True)
+class Answers:
+    query: str  # the sentence, or the name of the picture that was asked with
+    results: Sequence[Result]  # best first
+    picture: Path | None = None  # that was asked with
+
+
+def write_search_sheet(path: Path, answers: Sequence[Answers]) -> None:
+    """Everything is escaped; nothing is fetched."""
+    write_text(path, document("Search results", "\n".join(map(_section, answers)), STYLE + _STYLE))
+
+
+def _section(answers: Answers) -> str:
+    asked = (
+        "" if answers.picture is None else f'<p><img class="asked" src="{thumbnail(answers.picture)}" alt="asked"></p>'
+    )
+    cards = "\n".join(_card(rank, result) for rank, result in enumerate(answers.results, 1))
+    found = f"<ol>\n{cards}\n</ol>" if answers.results else "<p>Nothing was found.</p>"
+    return f"<section>\n<h2>{escape(answers.query[:300])}</h2>\n{asked}{found}\n</section>"
+
+
+def _card(rank: int, result: Result) -> str:
+    shown = ""
+    if result.picture is not None:
+        try:
+            shown = f'<img src="{thumbnail(result.picture)}" alt="{escape(result.caption)}">'
+        except PictureError as error:  # gone or damaged since it was indexed: the other results are still good
+            shown = f"<p>{escape(str(error))}</p>"
+    facts = f'<span class="facts"><b>{rank}</b> <span class="score">{result.score:.3f}</span></span>'
+    why = "" if result.explanation is None else _why(result.explanation, result.picture)
+    return (
+        f"<li><figure>{shown}<figcaption>{facts}<span>{escape(result.caption)}</span>{why}</figcaption></figure></li>"
+    )
+
+
+def _why(explanation: Explanation, picture: Path | None) -> str:
+    """Words as dark as they mattered, and the picture as each of them sees it."""
+    top = max((abs(word.weight) for word in explanation.words), default=0) or 1
+    words = " ".join(
+        f'<span style="opacity:{0.35 + 0.65 * max(word.weight, 0) / top:.2f}" title="{word.weight:+.3f}">'
+        f"{escape(word.word)}</span>"
+        for word in explanation.words
+    )
+    if explanation.regions is None or picture is None:
+        return f'<p class="words">{words}</p>'
+    ground = open_picture(picture)
+    ground.thumbnail((OVERLAY, OVERLAY), Image.Resampling.LANCZOS)
+    drawn = "".join(
+        f'<figure><img src="{picture_address(lit(ground, region.weights, region.boxes))}" alt="where '
+        f'{escape(region.word)} looks"><figcaption>{escape(region.word)}</figcaption></figure>'
+        for region in explanation.regions
+    )
+    return f'<p class="words">{words}</p><details><summary>where each word looks</summary><div>{drawn}</div></details>'
+
+
+_STYLE = """
+.asked { width: min(14rem, 60%); border-radius: 10px; }
+.words { margin: .4rem 0 0; }
+.words span { display: inline; }
+section > p { max-width: none; }
+ol { align-items: start; }
+figure { height: auto; }
+summary { cursor: pointer; color: var(--soft); }
+details > div { display: grid; grid-template-columns: 1fr 1fr; gap: .4rem; margin-top: .4rem; }
+"""

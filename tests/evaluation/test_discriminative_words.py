@@ -1,0 +1,108 @@
+"""Words removed one at a time, against a plain loop that does it sentence by sentence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from quintet.codes import Codes
+from quintet.data.batches import ImageBatch, TextBatch
+from quintet.data.vocabulary import WordVocabulary
+from quintet.data.wordpiece import WordPiece
+from quintet.evaluation.discriminative_words import WordDrops, word_drops, word_means
+from quintet.models import create_model
+
+SENTENCES = ["a red ball", "a dog with a blue ball", "red"]
+SIZES = {"embed_dim": 6, "word_dim": 5}
+
+
+def brute_force(matcher: Any, tokenizer: WordVocabulary, images: Codes, sentences: list[str]) -> list[list[float]]:
+    """One sentence at a time, each word taken out of the text itself."""
+    found = []
+    for row, sentence in enumerate(sentences):
+        words = sentence.split()
+        variants = [sentence] + [" ".join(words[:k] + words[k + 1 :]) for k in range(len(words))]
+        scores = []
+        for text in variants:
+            codes = matcher.encode_texts(TextBatch.from_ids([tokenizer.ids(text)]))
+            scores.append(matcher.score(images[row], codes).item())
+        found.append([scores[0] - score for score in scores[1:]])
+    return found
+
+
+@pytest.mark.parametrize("name", ["vse++", "scan"])
+@pytest.mark.parametrize("batch_size", [2, 256])
+def test_against_brute_force(name: str, batch_size: int) -> None:
+    torch.manual_seed(0)
+    tokenizer = WordVocabulary.build(SENTENCES, min_count=1)
+    matcher: Any = create_model(name, vocabulary_size=len(tokenizer), image_dim=8, **SIZES).eval()
+    images = matcher.encode_images(ImageBatch(fragments=torch.randn(3, 4, 8)))
+    with torch.no_grad():
+        expected = brute_force(matcher, tokenizer, images, SENTENCES)
+    matcher.train()  # the words are looked at as they are measured, whatever the mode
+    found = word_drops(matcher, tokenizer, images.detach(), SENTENCES, batch_size=batch_size)
+    assert matcher.training
+    for sentence, one, drops in zip(SENTENCES, found, expected, strict=True):
+        assert list(one.words) == sentence.split()
+        assert one.drops == pytest.approx(drops, abs=1e-5)
+    assert max(abs(drop) for drops in expected for drop in drops) > 1e-3
+
+
+class Summing:
+    """Scores a sentence by the sum of its token ids: what a word carries is its own id."""
+
+    image_input = "fragments"
+
+    def encode_texts(self, texts: TextBatch) -> Codes:
+        return Codes(embedding=(texts.tokens * texts.real()).sum(1, keepdim=True).float())
+
+    def score_pairs(self, image_codes: Codes, text_codes: Codes) -> torch.Tensor:
+        assert image_codes.embedding is not None
+        assert text_codes.embedding is not None
+        return (image_codes.embedding * text_codes.embedding).sum(1)
+
+
+def test_a_word_of_several_pieces_goes_as_a_whole(tmp_path: Any) -> None:
+    pytest.importorskip("tokenizers")
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "red", "foot", "##ball"]
+    (tmp_path / "vocab.txt").write_text("\n".join(pieces))
+    tokenizer = WordPiece.load(tmp_path / "vocab.txt")
+    (found,) = word_drops(Summing(), tokenizer, Codes(embedding=torch.ones(1, 1)), ["red football"])  # type: ignore[arg-type]
+    assert found.words == ("red", "football")
+    assert found.drops.tolist() == [5.0, 13.0]
+    assert found.score == 2 + 5 + 6 + 7 + 3
+    assert found.top(1) == [1]
+
+
+def test_each_sentence_meets_its_own_picture() -> None:
+    tokenizer = WordVocabulary.build(SENTENCES, min_count=1)
+    images = Codes(embedding=torch.tensor([[1.0], [10.0]]))
+    first, second = word_drops(Summing(), tokenizer, images, ["red ball", "red ball"])  # type: ignore[arg-type]
+    assert second.drops == pytest.approx(10 * first.drops)
+
+
+def test_nothing_is_removed_where_nothing_would_be_left() -> None:
+    tokenizer = WordVocabulary.build(["red"], min_count=1, marks=False)
+    (found,) = word_drops(Summing(), tokenizer, Codes(embedding=torch.ones(1, 1)), ["red"])  # type: ignore[arg-type]
+    assert found.words == ()
+    assert len(found.drops) == 0
+    assert found.score == 4.0
+
+
+def test_means_are_of_words_that_occur_often_enough() -> None:
+    found = [
+        WordDrops(("red", "ball"), 1.0, np.array([0.1, 0.5])),
+        WordDrops(("red", "dog"), 1.0, np.array([0.3, 0.9])),
+        WordDrops(("ball",), 1.0, np.array([0.1])),
+    ]
+    assert [(row["word"], row["count"]) for row in word_means(found, least=2)] == [("ball", 2), ("red", 2)]
+    assert [row["drop"] for row in word_means(found, least=2)] == pytest.approx([0.3, 0.2])
+    assert word_means(found, least=3) == []
+
+
+def test_pictures_and_sentences_must_be_as_many() -> None:
+    with pytest.raises(ValueError, match="2 pictures for 1"):
+        word_drops(Summing(), WordVocabulary.build(["a"], 1), Codes(embedding=torch.ones(2, 1)), ["a"])  # type: ignore[arg-type]

@@ -1,0 +1,153 @@
+"""Every figure: titles and labels on all axes, text that stays text, files that are the same each time."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from quintet.errors import QuintetError
+from quintet.report.figures import (
+    draw_accuracy_against_speed,
+    draw_correlations,
+    draw_curves,
+    draw_rank_histogram,
+    draw_rank_intervals,
+    draw_recalls,
+    draw_similarities,
+    draw_word_drops,
+    draw_word_means,
+    save_figure,
+)
+from quintet.report.figures.ranks import rank_edges
+from quintet.report.figures.style import COLOURS
+
+pytest.importorskip("matplotlib")
+
+EDGES = np.linspace(-1, 1, 5)
+EPOCHS = [1, 2, 3]
+FIGURES: dict[str, tuple[Callable[[], Any], list[str]]] = {
+    "similarities": (
+        lambda: draw_similarities(
+            {"one": (EDGES, [0, 0, 1, 1], [0, 1, 1, 0]), "two": (EDGES, [0, 0, 0, 2], [2, 0, 0, 0])}
+        ),
+        ["one: S = 0.5000", "two: S = 0.0000", "right pairs (P)", "wrong pairs (Q)"],
+    ),
+    "correlations": (
+        lambda: draw_correlations({"before": np.array([[1.0, 0.5], [0.5, 1.0]]), "after": np.eye(2)}),
+        ["before: mean 0.500", "after: mean 0.000", "Pearson's correlation"],
+    ),
+    "words": (
+        lambda: draw_word_drops([(["a", "red", "$5", "ball"], [0.0, 0.2, -0.3, 0.1])], top=1),
+        ["a", "* red", "$5", "ball"],
+    ),
+    "word means": (lambda: draw_word_means(["red", "with"], [0.2, -0.1], [4, 9]), ["red (4)", "with (9)"]),
+    "curves": (
+        lambda: draw_curves(
+            {"R@1": {"a": (EPOCHS, [1, 2, 3])}, "rsum": {"a": (EPOCHS, [1, float("nan"), 9])}}, "Training"
+        ),
+        ["Training", "R@1", "rsum", "epoch", "a"],
+    ),
+    "logarithmic losses": (
+        lambda: draw_curves({"loss": {"a": (np.arange(99), np.geomspace(1, 100, 99))}}, "Losses", log=True),
+        ["10", "100"],
+    ),
+    "recalls": (
+        lambda: draw_recalls({"a, image to text": (np.arange(1, 51), np.linspace(10, 90, 50))}),
+        ["a, image to text", "K", "50"],
+    ),
+    "ranks": (lambda: draw_rank_histogram({"a": [1, 1, 3, 200], "b": [2, 2, 2, 2]}), ["rank", "10", "100", "b"]),
+    "intervals": (
+        lambda: draw_rank_intervals(["1", "2-5", ">5"], {"a": [50, 30, 20], "b": [60, 20, 20]}),
+        ["2-5", ">5", "a", "b"],
+    ),
+    "speed": (
+        lambda: draw_accuracy_against_speed(["fast", "good"], [1e6, 1e3], [250, 300], [(240, 260), (290, 305)]),
+        ["fast", "good", "pairs per second", "rsum"],
+    ),
+}
+
+
+def texts_of(path: Path) -> list[str]:
+    return [
+        " ".join(node.itertext()).strip() for node in ElementTree.parse(path).iter("{http://www.w3.org/2000/svg}text")
+    ]
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_text_stays_text_and_axes_have_names(name: str, tmp_path: Path) -> None:
+    draw, expected = FIGURES[name]
+    figure = draw()
+    (path,) = save_figure(figure, tmp_path / "figure")
+    found = texts_of(path)
+    assert figure.get_suptitle() in found
+    assert [text for text in expected if text not in found] == []
+    assert not [text for text in found if "mathdefault" in text]
+    for axes in figure.axes:
+        assert axes.get_ylabel()
+        assert axes.get_xlabel() or axes.get_label() == "<colorbar>"
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_the_same_figure_is_the_same_file(name: str, tmp_path: Path) -> None:
+    draw, _ = FIGURES[name]
+    files = [save_figure(draw(), tmp_path / f"figure{number}")[0].read_bytes() for number in range(2)]
+    assert files[0] == files[1]
+
+
+def test_only_words_that_cost_something_are_marked(tmp_path: Path) -> None:
+    figure = draw_word_drops([(["a", "red", "ball"], [-0.1, 0.0, 0.2])], top=3)
+    (path,) = save_figure(figure, tmp_path / "figure")
+    assert [text for text in texts_of(path) if text.startswith("* ")] == ["* ball"]
+
+
+def test_formats(tmp_path: Path) -> None:
+    figure = draw_word_means(["red"], [0.2], [4])
+    paths = save_figure(figure, tmp_path / "deep" / "words.of.a", ("svg", "png"))
+    assert [path.name for path in paths] == ["words.of.a.svg", "words.of.a.png"]
+    assert paths[1].read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(QuintetError, match="cannot be written as 'pgn'; did you mean 'png'"):
+        save_figure(figure, tmp_path / "words", ("pgn",))
+
+
+def test_colours_differ_for_the_colour_blind() -> None:
+    """Under the three kinds of colour-blindness no two lines of a figure get nearly the same colour."""
+    # Machado, Oliveira and Fernandes 2009, severity 1: protanopia, deuteranopia, tritanopia.
+    kinds = np.array(
+        [
+            [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+            [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
+            [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]],
+        ]
+    )
+    colours = np.array([[int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)] for colour in COLOURS])
+    for kind in kinds:
+        seen = colours @ kind.T
+        distances = np.linalg.norm(seen[:, None] - seen, axis=-1)[np.triu_indices(len(seen), 1)]
+        assert distances.min() > 0.1
+
+
+def test_nothing_is_left_behind_in_matplotlib() -> None:
+    import matplotlib
+
+    before = dict(matplotlib.rcParams)
+    draw_word_means(["red"], [0.2], [4])
+    assert dict(matplotlib.rcParams) == before
+
+
+def test_rank_one_stands_alone_and_every_rank_has_a_bin() -> None:
+    edges = rank_edges(5000)
+    assert edges[:2].tolist() == [0.5, 1.5]
+    assert edges[-1] == 5000.5
+    assert (np.diff(edges) >= 1).all()
+
+
+def test_without_matplotlib_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(QuintetError, match=r"quintet\[report\]"):
+        draw_word_means(["red"], [0.2], [4])

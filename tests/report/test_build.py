@@ -1,0 +1,180 @@
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image as Picture
+from typer.testing import CliRunner
+
+from quintet.cli.main import app
+from quintet.data.corpus import Corpus, Image
+from quintet.data.features import Part, write_manifest
+from quintet.errors import QuintetError
+from quintet.training import stages
+from quintet.training.recipe import parse_recipe
+
+pytest.importorskip("matplotlib")
+CELLS = np.array([[0, 0, 0.5, 0.5], [0.5, 0, 1, 0.5], [0, 0.5, 0.5, 1], [0.5, 0.5, 1, 1]], np.float32)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory, make_corpus: Callable[[Path], Path]) -> Path:
+    """A corpus with pictures and boxes, and two runs on it: an embedding matcher and one that attends."""
+    root = tmp_path_factory.mktemp("report")
+    folder = make_corpus(root / "corpus")
+    corpus = Corpus.open(folder)
+    images = []
+    for number, image in enumerate(corpus.images):
+        Picture.new("RGB", (40, 30), (8 * number, 90, 200)).save(folder / f"{image.id}.png")
+        images.append(Image(image.id, image.group, f"{image.id}.png"))
+    Corpus("tiny", images, corpus.texts, corpus.splits, root=folder).save(folder)
+    store = folder / "features" / "toy"
+    np.save(store / "boxes.npy", np.tile(CELLS, (len(images), 1, 1)))
+    rows = np.stack([np.zeros(len(images), np.int64), np.arange(len(images))], axis=1)
+    part = Part("features.npy", boxes="boxes.npy")
+    write_manifest(store, [image.id for image in images], rows, [part], fragments=4, dim=8, tower={"name": "toy"})
+    for matcher in ("vse++", "scan"):
+        stage = {"name": "online", "loss": {"triplet": {}}, "batches": {"size": 6}, "epochs": 2, "log_every": 2}
+        content = {
+            "name": f"tiny-{matcher}",
+            "data": {"features": "toy", "corpus": str(folder), "tokenizer": {"min_count": 1}},
+            "matcher": {"name": matcher, "embed_dim": 8, "word_dim": 6},
+            "stages": [stage],
+        }
+        stages.train(parse_recipe(content), root / matcher, device="cpu")
+    return root
+
+
+def report(*arguments: object) -> Any:
+    options = ["--device", "cpu", "--bootstrap", "20", "--samples", "10", "--examples", "2"]
+    result = CliRunner().invoke(app, ["report", *map(str, arguments), *options])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+@pytest.fixture(scope="module")
+def public(home: Path) -> Path:
+    annotations = home / "experts.txt"
+    split = Corpus.open(home / "corpus").split("test")
+    lines = [f"{image.id}\t{split.texts[(3 * k) % 12].id}\t{1 + k % 4}\t1\t2" for k, image in enumerate(split.images)]
+    annotations.write_text("\n".join(lines), encoding="utf-8")
+    scan, vse = home / "scan", home / "vse++"
+    report(scan, vse, "--ensemble", f"{scan},{vse}", "--expert-annotations", annotations, "-o", home / "public")
+    return home / "public"
+
+
+@pytest.fixture(scope="module")
+def private(home: Path) -> Path:
+    report(home / "scan", "--photographs", "-o", home / "private")
+    return home / "private"
+
+
+def page(folder: Path) -> str:
+    return (folder / "index.html").read_text(encoding="utf-8")
+
+
+def sentences(home: Path) -> list[str]:
+    return [text.text for text in Corpus.open(home / "corpus").split("test").texts]
+
+
+def test_every_part_is_on_the_page_and_every_figure_is_a_file(public: Path) -> None:
+    html = page(public)
+    for anchor in ("results", "training", "ranks", "distributions", "speed", "special", "gallery", "failures", "words"):
+        assert f'id="{anchor}"' in html
+        assert f'href="#{anchor}"' in html
+    assert json.loads((public / "report.json").read_text())["left_out"] == {}
+    files = {path.name for path in (public / "figures").iterdir()}
+    drawn = ("training", "losses", "recalls", "ranks", "cross-retrieval", "distributions", "speed", "word-means")
+    assert {f"{name}.svg" for name in drawn} <= files
+    for name in files:
+        assert f"figures/{name}" in html
+
+
+def test_nothing_is_fetched_from_anywhere(public: Path, private: Path) -> None:
+    for folder in (public, private):
+        html = page(folder)
+        assert "default-src 'none'; img-src data:" in html
+        assert set(re.findall(r'(?:src|href)="([a-z]+:|#|[^"]{0,9})', html)) <= {"data:", "#"}
+        assert "<script" not in html
+
+
+def test_single_models_and_ensembles_have_a_table_each(public: Path) -> None:
+    html = page(public)
+    single = html.split("<caption>Single models</caption>")[1].split("</table>")[0]
+    together = html.split("<caption>Ensembles")[1].split("</table>")[0]
+    assert re.findall(r'scope="row">([^<]+)', single) == ["tiny-scan", "tiny-vse++", "chance"]
+    assert re.findall(r'scope="row">([^<]+)', together) == ["tiny-scan + tiny-vse++", "chance"]
+    numbers = json.loads((public / "report.json").read_text())
+    for name, found in numbers["results"].items():
+        low, high = found["intervals"]["rsum"]
+        assert f"{low:.1f} to {high:.1f}" in (together if " + " in name else single)
+    assert set(numbers["human_agreement"]) == set(numbers["results"])
+    assert numbers["pairs_per_second"]["tiny-scan"] > 0
+    assert {row["samples"] for row in numbers["special_samples"]} == {"hard", "infrequent"}
+
+
+def test_without_photographs_no_picture_and_no_sentence_is_in_any_file(home: Path, public: Path) -> None:
+    html = page(public)
+    drawings = [base64.b64decode(found).decode() for found in re.findall(r"data:image/svg\+xml;base64,([^\"]+)", html)]
+    everything = [html, *drawings, *(path.read_text() for path in public.rglob("*.*") if path.is_file())]
+    for sentence in sentences(home):
+        assert not any(sentence in text for text in everything)
+    assert "data:image/png" not in html
+    assert not (public / "figures" / "words.svg").exists()
+    assert "for your own eyes" in html
+    assert 'class="banner"' not in html
+
+
+def test_with_photographs_right_answers_are_marked(home: Path, private: Path) -> None:
+    html = page(private)
+    gallery = html.split('id="gallery"')[1].split('id="failures"')[0]
+    assert gallery.count("✓ right") >= 4  # two queries in each direction, each with its right answer
+    assert gallery.count("<img") > 4
+    assert any(sentence in gallery for sentence in sentences(home))
+    assert 'class="banner"' in html
+    attention = html.split('id="attention"')[1].split('id="words"')[0]
+    assert attention.count("data:image/jpeg") >= 8
+    assert ">thing<" in attention
+    assert "&lt;start&gt;" not in attention
+
+
+def test_a_part_without_material_says_why(home: Path) -> None:
+    report(home / "vse++", "-o", home / "embedding")
+    assert "Left out: none of these matchers attends" in page(home / "embedding")
+    assert list(json.loads((home / "embedding" / "report.json").read_text())["left_out"]) == ["attention"]
+
+
+def test_an_ensemble_needs_two_runs(home: Path) -> None:
+    with pytest.raises(QuintetError, match="two runs or more"):
+        report(home / "scan", "--ensemble", str(home / "scan"), "-o", home / "x")
+
+
+@pytest.mark.slow
+def test_the_page_works_in_a_browser_on_laptop_and_phone(public: Path, private: Path) -> None:
+    playwright = pytest.importorskip("playwright.sync_api")
+    chromium = Path("/usr/bin/chromium")
+    if not chromium.is_file():
+        pytest.skip("no Chromium")
+    with playwright.sync_playwright() as engine:
+        browser = engine.chromium.launch(executable_path=str(chromium), args=["--no-sandbox"])
+        for folder in (public, private):
+            for width in (1280, 390):
+                tab = browser.new_page(viewport={"width": width, "height": 800})
+                asked: list[str] = []
+                complaints: list[str] = []
+                tab.on("request", lambda request, asked=asked: asked.append(request.url))
+                tab.on("console", lambda message, complaints=complaints: complaints.append(message.text))
+                tab.goto((folder / "index.html").as_uri())
+                assert [url for url in asked if not url.startswith(("file:", "data:"))] == []
+                assert complaints == []
+                assert tab.evaluate("document.documentElement.scrollWidth") <= width
+                broken = "[...document.images].filter(i => !i.complete || !i.naturalWidth).length"
+                assert tab.evaluate(broken) == 0
+        browser.close()
