@@ -1,6 +1,6 @@
 """The tests that need a GPU, run on one, and their outcome as a result file: continuous integration has none.
 
-    PYTHONPATH=src python benchmarks/gpu_tests.py --out benchmarks/results/gpu_tests_h200.json
+PYTHONPATH=src python benchmarks/gpu_tests.py --out benchmarks/results/gpu_tests_h200.json
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
-"""MMCA's scores of every pair: the split form here against the naive loop over pairs, and against stacked batches.
+"""MMCA's second score, i1 . c1 of every pair: the split form here, against stacked batches and the loop over pairs.
 
     PYTHONPATH=src python benchmarks/mmca.py --device cuda --out benchmarks/results/mmca_h200.json
     PYTHONPATH=src python benchmarks/mmca.py --device cpu --out benchmarks/results/mmca_cpu.json
 
-Measured: all pairs without gradients, in float32 and bfloat16, with sentences all of the greatest length and with mixed
-ones; a training step (scores of the batch, hinge loss of the hardest negatives, backward) with its peak memory. The
-loop forms the joint sequence of one pair at a time; stacked batches do the same for many pairs at once, queries, keys
-and values included. Both are timed on a sample of pairs and multiplied up. The floor is the arithmetic that no exact
-form can avoid, at the rate of a large matrix product on the same device.
+What matters most comes first, and the file is written anew after every row, so that a run that is cut short leaves what
+it has; nothing is begun after --limit seconds. In order: the size of a block is tuned on a part of the sentences; all
+pairs in bfloat16, with mixed lengths and with the greatest; all pairs in float32, with TF32 products and without; a
+training step (scores of the batch, hinge loss of the hardest negatives, backward) with its peak memory; the naive ways
+on a sample of pairs, multiplied up: each pair as a joint sequence of its own, alone or many at once, queries, keys and
+values included. The floor is the arithmetic that no exact form can avoid, at the rate of a large matrix product.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ from quintet.layers.transformer_unit import TransformerUnit
 from quintet.scores.joint_attention import JointScorer
 from quintet.scores.joint_tokens import joint_tokens
 
+BUDGETS = {"cuda": (512 << 20, 2 << 30, 8 << 30), "cpu": (16 << 20, 64 << 20)}
+WAYS = ("bfloat16", "tf32", "float32")  # of the work of a pair; tf32: float32 with products on tensor cores
+
 
 def flops_of_pair(regions: float, words: float, dim: int, ffn: int, filters: int) -> dict[str, float]:
     """Operations that belong to a pair, a multiplication and an addition counted as two."""
@@ -43,16 +47,36 @@ def flops_of_pair(regions: float, words: float, dim: int, ffn: int, filters: int
     }
 
 
-def matmul_rate(device: str, dtype: torch.dtype) -> float:
-    """Operations a second of a large matrix product."""
-    size = 8192 if device == "cuda" else 1024
-    a, b = torch.randn(size, size, device=device, dtype=dtype), torch.randn(size, size, device=device, dtype=dtype)
-    return 2 * size**3 / measure(lambda: a @ b, device, 5)["least_seconds"]
+class Record:
+    """Rows as they come, each written at once."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.began = time.perf_counter()
+        self.content: dict[str, Any] = {
+            "benchmark": "mmca",
+            "settings": {key: value for key, value in vars(options).items() if key != "out"},
+            "rows": [],
+            "provenance": provenance(),
+        }
+
+    def add(self, what: str, measure: Callable[[], dict[str, Any]], **facts: Any) -> dict[str, Any]:
+        spent = time.perf_counter() - self.began
+        row = {"what": what, **facts} | (
+            measure() if spent < self.options.limit else {"skipped": f"after {spent:.0f} s"}
+        )
+        self.content["rows"].append(row)
+        shown = {key: f"{value:.4g}" if isinstance(value, float) else value for key, value in row.items()}
+        print(", ".join(f"{key} {value}" for key, value in shown.items() if not isinstance(value, dict)), flush=True)
+        if self.options.out:
+            write_json(self.options.out, self.content)
+        return row
 
 
-def measure(work: Callable[[], Any], device: str, repeats: int) -> dict[str, float]:
-    """Median and least seconds; on a GPU also the peak bytes allocated above what was there before."""
-    work()
+def timed(work: Callable[[], Any], device: str, repeats: int, warm: bool = True) -> dict[str, float]:
+    """Median and least seconds; on a GPU also the peak bytes allocated, and how far above what was there before."""
+    if warm:
+        work()
     before = 0
     if device == "cuda":
         torch.cuda.synchronize()
@@ -72,125 +96,103 @@ def measure(work: Callable[[], Any], device: str, repeats: int) -> dict[str, flo
     return found
 
 
-def stacked(unit: TransformerUnit, cnn: TextCNN, regions: Tensor, words: Tensor) -> Tensor:
-    """(n,): i1 . c1 of n pairs of one length, each as a joint sequence of its own."""
-    out = unit(torch.cat([regions, words], dim=1))  # (n, k + m, d)
-    image, text = out[:, : regions.shape[1]].mean(dim=1), cnn(out[:, regions.shape[1] :])
-    return (l2norm(image, eps=0) * l2norm(text, eps=0)).sum(dim=1)
+def set_way(way: str) -> None:
+    torch.set_float32_matmul_precision("high" if way == "tf32" else "highest")
+
+
+def precision_of(way: str) -> Any:
+    return "bfloat16" if way == "bfloat16" else "float32"
+
+
+def matmul_rate(way: str, device: str) -> float:
+    """Operations a second of a large matrix product."""
+    set_way(way)
+    size, dtype = 8192 if device == "cuda" else 1024, getattr(torch, precision_of(way))
+    a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+    return 2 * size**3 / timed(lambda: a @ b, device, 3)["least_seconds"]
 
 
 class Data:
-    """Items of the benchmark and their codes."""
+    """Items of the benchmark and their codes; `ragged`: sentences of eight words up to the greatest number."""
 
-    def __init__(self, options: argparse.Namespace, ragged: bool) -> None:
+    def __init__(self, options: argparse.Namespace, images: int, texts: int, ragged: bool) -> None:
         torch.manual_seed(options.seed)
         make: dict[str, Any] = {"device": options.device}
         self.unit = TransformerUnit(options.dim, options.heads).to(options.device)
         self.cnn = TextCNN(options.dim, options.dim, filters=options.filters).to(options.device)
-        self.regions = torch.randn(options.images, options.regions, options.dim, **make)
-        self.words = torch.randn(options.texts, options.words, options.dim, **make)
-        lengths = torch.randint(8, options.words + 1, (options.texts,), **make) if ragged else None
+        self.regions = torch.randn(images, options.regions, options.dim, **make)
+        self.words = torch.randn(texts, options.words, options.dim, **make)
+        lengths = torch.randint(8, options.words + 1, (texts,), **make) if ragged else None
         self.mask = None if lengths is None else torch.arange(options.words, **make) < lengths[:, None]
         self.mean_words = float(options.words if lengths is None else lengths.float().mean())
-        self.encode = lambda: (self._codes(self.regions, None), self._codes(self.words, self.mask))
 
-    def _codes(self, x: Tensor, mask: Tensor | None) -> Codes:
-        return Codes(fragments=joint_tokens(self.unit, x, mask).packed(), mask=mask)
-
-
-def naive(options: argparse.Namespace) -> dict[str, Any]:
-    """The two naive forms on a sample of pairs, and the time they would take for all of them."""
-    data, pairs = Data(options, ragged=False), options.images * options.texts
-    generator = torch.Generator().manual_seed(0)
-    found: dict[str, Any] = {}
-    for name, count in (("pair by pair", options.sample), ("stacked batches", options.sample * 8)):
-        image = torch.randint(options.images, (count,), generator=generator).to(options.device)
-        text = torch.randint(options.texts, (count,), generator=generator).to(options.device)
-        size = 1 if name == "pair by pair" else min(512, count)
-
-        def work(i: Tensor = image, t: Tensor = text, size: int = size) -> Tensor:
-            parts = [
-                stacked(data.unit, data.cnn, data.regions[i[s : s + size]], data.words[t[s : s + size]])
-                for s in range(0, len(i), size)
-            ]
-            return torch.cat(parts)
-
-        scorer = JointScorer(data.unit, data.cnn)
-        image_codes, text_codes = data.encode()
-        difference = (work() - scorer(image_codes[image], text_codes[text], paired=True)).abs().max().item()
-        timing = measure(work, options.device, 1)
-        seconds = timing["seconds"] * pairs / count
-        found[name] = {**timing, "sample": count, "seconds_for_all": seconds, "difference": difference}
-        print(
-            f"{name}: {timing['seconds']:.3f} s for {count} pairs, {seconds:.0f} s for all, difference {difference:.1e}"
+    def encode(self, texts: int | None = None) -> tuple[Codes, Codes]:
+        """What is done once per item: projections, and attention within it."""
+        mask = None if self.mask is None else self.mask[:texts]
+        images, words = ((self.regions, None), (self.words[:texts], mask))
+        of_images, of_texts = (
+            Codes(fragments=joint_tokens(self.unit, *x).packed(), mask=x[1]) for x in (images, words)
         )
-    return found
+        return of_images, of_texts
+
+    def scorer(self, way: str, **settings: Any) -> JointScorer:
+        set_way(way)
+        return JointScorer(self.unit, self.cnn, precision=precision_of(way), **settings)
 
 
-def all_pairs(options: argparse.Namespace, rates: dict[str, float]) -> list[dict[str, Any]]:
-    rows = []
-    for ragged in (False, True):
-        data = Data(options, ragged)
-        encoding = measure(data.encode, options.device, options.repeats)
-        image_codes, text_codes = data.encode()
-        parts = flops_of_pair(options.regions, data.mean_words, options.dim, options.dim, options.filters)
-        total = sum(parts.values()) * options.images * options.texts
-        exact: Tensor | None = None
-        for precision in ("float32", "bfloat16"):
-            scorer = JointScorer(data.unit, data.cnn, precision=precision, budget=options.budget)  # type: ignore[arg-type]
-            work = lambda s=scorer, i=image_codes, t=text_codes: s(i, t)  # noqa: E731
-            found = measure(work, options.device, options.repeats)
-            scores = work()
-            exact = scores if exact is None else exact
-            row = {
-                "what": "all pairs",
-                "ragged": ragged,
-                "precision": precision,
-                **found,
-                "encoding": encoding,  # projections and attention within the items, once per item
-                "flops_of_a_pair": parts,
-                "flops": total,
-                "floor_seconds": total / rates[precision],
-                "share_of_matmul_rate": total / found["seconds"] / rates[precision],
-                "greatest_difference_to_float32": (scores - exact).abs().max().item(),
-            }
-            rows.append(row)
-            print(
-                f"all pairs, {precision}{', mixed lengths' if ragged else ''}: {found['seconds']:.3f} s, floor "
-                f"{row['floor_seconds']:.3f} s ({total / 1e12:.1f} TFLOP), difference "
-                f"{row['greatest_difference_to_float32']:.1e}",
-                flush=True,
-            )
-    return rows
+@torch.no_grad()
+def tune(record: Record, options: argparse.Namespace) -> int:
+    """The quickest of some block sizes, on a tenth of the sentences."""
+    data = Data(options, options.images, options.texts, ragged=True)
+    codes = data.encode(max(1, options.texts // 10))
+    found: dict[int, float] = {}
+    for budget in (options.budget,) if options.budget else BUDGETS[options.device]:
+        scorer = data.scorer("bfloat16", budget=budget)
+        row = record.add("tuning", lambda s=scorer: timed(lambda: s(*codes), options.device, 1), budget=budget)
+        found[budget] = row.get("seconds", float("inf"))
+    return min(found, key=lambda budget: found[budget])
 
 
-def training_step(options: argparse.Namespace) -> list[dict[str, Any]]:
-    options = argparse.Namespace(**{**vars(options), "images": options.batch, "texts": options.batch})
-    rows = []
-    for precision in ("float32", "bfloat16"):
-        for recompute in (True, False):
-            data = Data(options, ragged=False)
-            scorer = JointScorer(
-                data.unit,
-                data.cnn,
-                precision=precision,  # type: ignore[arg-type]
-                budget=options.budget,
-                recompute=recompute,
-            )
-            inputs = [data.regions.requires_grad_(), data.words.requires_grad_()]
-            inputs += [*data.unit.parameters(), *data.cnn.parameters()]
+@torch.no_grad()
+def all_pairs(
+    record: Record, options: argparse.Namespace, way: str, ragged: bool, rate: float, budget: int, repeats: int
+) -> None:
+    data = Data(options, options.images, options.texts, ragged)
+    parts = flops_of_pair(options.regions, data.mean_words, options.dim, options.dim, options.filters)
+    total = sum(parts.values()) * options.images * options.texts
 
-            def step(data: Data = data, scorer: JointScorer = scorer, inputs: list[Tensor] = inputs) -> None:
-                torch.autograd.grad(hinge(scorer(*data.encode())), inputs)
+    def measure() -> dict[str, Any]:
+        encoding = timed(data.encode, options.device, 1)["seconds"]
+        codes, scorer = data.encode(), data.scorer(way, budget=budget)
+        few = data.encode(max(1, options.texts // 50))
+        work = lambda: scorer(*codes)  # noqa: E731
+        scorer(*few)  # warms up
+        found = timed(work, options.device, repeats, warm=False)
+        rough, exact = scorer(*few), data.scorer("float32", budget=budget)(*few)
+        return {
+            **found,
+            "encoding_seconds": encoding,
+            "flops": total,
+            "floor_seconds": total / rate,
+            "share_of_matmul_rate": total / found["seconds"] / rate,
+            "greatest_difference_to_float32": (rough - exact).abs().max().item(),
+            "flops_of_a_pair": parts,
+        }
 
-            found = measure(step, options.device, options.repeats)
-            rows.append({"what": "training step", "precision": precision, "recompute": recompute, **found})
-            memory = f", peak {found['peak_bytes'] / 2**30:.2f} GiB" if "peak_bytes" in found else ""
-            kept = "blocks recomputed" if recompute else "blocks kept"
-            print(
-                f"training step of {options.batch}, {precision}, {kept}: {found['seconds']:.3f} s{memory}", flush=True
-            )
-    return rows
+    record.add("all pairs", measure, way=way, words="mixed" if ragged else options.words, mean_words=data.mean_words)
+
+
+def training_step(record: Record, options: argparse.Namespace, way: str, recompute: bool) -> None:
+    data = Data(options, options.batch, options.batch, ragged=False)
+    scorer = data.scorer(way, budget=options.budget, recompute=recompute)
+    inputs = [data.regions.requires_grad_(), data.words.requires_grad_()]
+    inputs += [*data.unit.parameters(), *data.cnn.parameters()]
+
+    def step() -> None:
+        torch.autograd.grad(hinge(scorer(*data.encode())), inputs)
+
+    facts = {"way": way, "blocks": "recomputed" if recompute else "kept", "batch": options.batch}
+    record.add("training step", lambda: timed(step, options.device, 3), **facts)
 
 
 def hinge(scores: Tensor, margin: float = 0.2) -> Tensor:
@@ -202,41 +204,75 @@ def hinge(scores: Tensor, margin: float = 0.2) -> Tensor:
     return texts.amax(dim=1).sum() + images.amax(dim=0).sum()
 
 
+@torch.no_grad()
+def naive(record: Record, options: argparse.Namespace, what: str, pairs: int, at_once: int) -> None:
+    """Joint sequences of pairs drawn at random, `at_once` of them at a time, and what all pairs would take."""
+    data = Data(options, options.images, options.texts, ragged=False)
+    generator = torch.Generator().manual_seed(options.seed)
+    image, text = (torch.randint(n, (pairs,), generator=generator) for n in (options.images, options.texts))
+    rows = list(zip(image.to(options.device).split(at_once), text.to(options.device).split(at_once), strict=True))
+
+    def work() -> Tensor:
+        return torch.cat([stacked(data.unit, data.cnn, data.regions[i], data.words[t]) for i, t in rows])
+
+    def measure() -> dict[str, Any]:
+        set_way("float32")
+        found = timed(work, options.device, 1)
+        images, texts = data.encode()
+        ours = data.scorer("float32")(images[image.to(options.device)], texts[text.to(options.device)], paired=True)
+        seconds = found["seconds"] * options.images * options.texts / pairs
+        return {**found, "seconds_for_all": seconds, "greatest_difference": (work() - ours).abs().max().item()}
+
+    record.add(what, measure, pairs=pairs)
+
+
+def stacked(unit: TransformerUnit, cnn: TextCNN, regions: Tensor, words: Tensor) -> Tensor:
+    """(n,): i1 . c1 of n pairs of one length, each as a joint sequence of its own."""
+    out = unit(torch.cat([regions, words], dim=1))  # (n, k + m, d)
+    image, text = out[:, : regions.shape[1]].mean(dim=1), cnn(out[:, regions.shape[1] :])
+    return (l2norm(image, eps=0) * l2norm(text, eps=0)).sum(dim=1)
+
+
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--limit", type=float, default=50.0, help="seconds after which nothing more is begun")
     parser.add_argument("--images", type=int, help="1000 on a GPU, 20 on a CPU")
     parser.add_argument("--texts", type=int, help="5000 on a GPU, 100 on a CPU")
     parser.add_argument("--batch", type=int, help="of the training step: 64 on a GPU, 8 on a CPU")
-    parser.add_argument("--sample", type=int, help="pairs for the loop: 2000 on a GPU, 50 on a CPU")
     parser.add_argument("--regions", type=int, default=36)
     parser.add_argument("--words", type=int, default=32, help="the greatest number")
     parser.add_argument("--dim", type=int, default=256)
     parser.add_argument("--heads", type=int, default=16)
     parser.add_argument("--filters", type=int, default=256)
-    parser.add_argument("--budget", type=int, help="bytes of a block; the library's own choice if left out")
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--budget", type=int, help="bytes of a block, instead of the quickest")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     large = options.device == "cuda"
     options.images = options.images or (1000 if large else 20)
     options.texts = options.texts or (5000 if large else 100)
     options.batch = options.batch or (64 if large else 8)
-    options.sample = options.sample or (2000 if large else 50)
     return options
 
 
 def main() -> None:
     options = parse()
-    rates = {name: matmul_rate(options.device, getattr(torch, name)) for name in ("float32", "bfloat16")}
-    with torch.no_grad():
-        results: dict[str, Any] = {"naive": naive(options), "all_pairs": all_pairs(options, rates)}
-    results["training_step"] = training_step(options)
-    if options.out:
-        sizes = {key: value for key, value in vars(options).items() if isinstance(value, int)}
-        head = {"seed": options.seed, "sizes": sizes, "matmul_flops_a_second": rates}
-        write_json(options.out, {**head, **results, "provenance": provenance()})
+    record = Record(options)
+    rates = {way: matmul_rate(way, options.device) for way in WAYS}
+    record.content["matmul_flops_a_second"] = rates
+    budget = tune(record, options)
+    for way, ragged, repeats in (
+        ("bfloat16", True, 2),
+        ("bfloat16", False, 2),
+        ("tf32", True, 1),
+        ("float32", True, 1),
+    ):
+        all_pairs(record, options, way, ragged, rates[way], budget, repeats)
+    for way, recompute in (("float32", True), ("bfloat16", True), ("bfloat16", False)):
+        training_step(record, options, way, recompute)
+    naive(record, options, "pair by pair", 100, at_once=1)
+    naive(record, options, "stacked batches", 2048 if options.device == "cuda" else 64, at_once=512)
 
 
 if __name__ == "__main__":

@@ -87,6 +87,39 @@ def scan_mining(name: str, found: dict[str, Any]) -> str:
     )
 
 
+def mmca(name: str, found: dict[str, Any]) -> str:
+    sizes, rows = found["settings"], []
+    for row in found["rows"]:
+        if row["what"] == "tuning" or "skipped" in row:
+            continue
+        how = " ".join(str(row[key]) for key in ("way", "blocks") if key in row)
+        how += f", {row['mean_words']:.0f} words on average" if "mean_words" in row else ""
+        peak = f"{row['peak_bytes'] / 2**30:.1f}" if "peak_bytes" in row else ""
+        floor = f"{row['floor_seconds']:.2f}" if "floor_seconds" in row else ""
+        whole = row.get("seconds_for_all", row["seconds"])
+        sample = f", from {row['pairs']:,} pairs" if "pairs" in row else ""
+        rows.append((row["what"] + sample, how, f"{whole:.3g}", floor, peak))
+    device = found["provenance"]["machine"]["accelerator"] or "CPU"
+    size = f"{sizes['images']:,} x {sizes['texts']:,} pairs, batch {sizes['batch']}, {sizes['regions']} regions, "
+    size += f"at most {sizes['words']} words, d = {sizes['dim']}, {sizes['heads']} heads"
+    columns = ("what", "how", "s", "floor, s", "peak GiB")
+    return f"{device}, {size} (`{name}`)\n\n" + table(columns, rows)
+
+
+def accuracy_speed(name: str, found: dict[str, Any]) -> str:
+    sizes, rows = found["settings"], []
+    for row in found["rows"]:
+        if "skipped" not in row:
+            accuracy = row["accuracy"]
+            parts = (f"{row[f'{part}_seconds']:.3f}" for part in ("encode_images", "encode_texts", "score"))
+            rsum = "" if accuracy is None else f"{accuracy['metrics']['rsum']:.1f} ({accuracy['kind']})"
+            rows.append((row["recipe"], *parts, f"{row['pairs_per_second']:,.0f}", rsum))
+    device = found["provenance"]["machine"]["accelerator"] or "CPU"
+    size = f"{sizes['images']:,} pictures of {sizes['regions']} regions, {sizes['texts']:,} sentences"
+    columns = ("recipe", "encode pictures, s", "encode sentences, s", "score all, s", "pairs a second", "rsum")
+    return f"{device}, {size} (`{name}`)\n\n" + table(columns, rows)
+
+
 def rounds(found: dict[str, Any]) -> list[tuple[object, ...]]:
     first = next(iter(found["seeds"].values()))
     rows: list[tuple[object, ...]] = []
@@ -154,6 +187,12 @@ def main() -> None:
         text = f"## HREM's training step\n\n{device}, batch {settings['batch']}, "
         text += f"{settings['layers']}-layer text encoder.\n\n"
         parts.append(text + table(("mechanism", "precision", "ms", "peak GiB"), rows) + "\n")
+    for title, part, names in (
+        ("MMCA's joint scores", mmca, ("mmca_h200.json", "mmca_cpu.json")),
+        ("Inference of every matcher", accuracy_speed, ("accuracy_speed_h200.json", "accuracy_speed_cpu.json")),
+    ):
+        pages = [part(name, found) + "\n" for name in names if (found := read(name))]
+        parts += [f"## {title}\n", *pages] if pages else []
     if found := read("evaluation.json"):
         rows = [
             (f"{row['images']:,} x {row['texts']:,}", row["device"], f"{row['rank_seconds_median']:.3f}")

@@ -7,10 +7,15 @@ import os
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
 from quintet.errors import QuintetError
+
+# It can only be read by setting it, which is for the whole process: once, before there are threads.
+_UMASK = os.umask(0o077)
+os.umask(_UMASK)
 
 
 @contextmanager
@@ -31,7 +36,7 @@ def complete_or_absent(path: Path | str) -> Iterator[Path]:
         yield temporary
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
-        temporary.chmod(0o666 & ~_umask())
+        temporary.chmod(0o666 & ~_UMASK)
         temporary.replace(path)
         _sync_folder(path.parent)
     except OSError as error:
@@ -44,18 +49,20 @@ def complete_or_absent(path: Path | str) -> Iterator[Path]:
         raise
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
 def _sync_folder(folder: Path) -> None:
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def write_synced(file: FileIO, data: bytes) -> None:
+    """Append to an unbuffered file, so that nothing of a failed write comes later; on disk when it returns."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[file.write(rest) :]
+    os.fdatasync(file.fileno())
 
 
 def write_text(path: Path | str, text: str) -> None:

@@ -89,11 +89,12 @@ def gather_codes(codes: Codes, total: int) -> Codes:
 def sum_gradients(parameters: Iterable[nn.Parameter]) -> None:
     """Add up the gradients of all processes, in one message per dtype. A parameter unused here counts as zero.
 
-    One that no process used keeps no gradient at all, as with one process: optimizers leave it alone.
+    One that no process used keeps no gradient at all, as with one process: optimizers leave it alone. Rows that are
+    shared out (`share_out_rows`) have their whole gradient already.
     """
     if count() == 1:
         return
-    wanted = [parameter for parameter in parameters if parameter.requires_grad]
+    wanted = [parameter for parameter in parameters if parameter.requires_grad and whole_rows(parameter) is None]
     wanted = _used_anywhere(wanted)
     for dtype in sorted({parameter.dtype for parameter in wanted}, key=str):
         same = [parameter for parameter in wanted if parameter.dtype == dtype]
@@ -124,11 +125,53 @@ def sum_over_processes(values: Tensor) -> Tensor:
     return values
 
 
+class _AddUp(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor) -> Tensor:
+        return sum_over_processes(values)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return sum_over_processes(gradients[0].contiguous())
+
+
+def add_up(values: Tensor) -> Tensor:
+    """The sum over processes, with gradients. Every process must use the result: backward is a sum of all, too."""
+    return values if count() == 1 else _AddUp.apply(values)
+
+
+def largest(values: Tensor) -> Tensor:
+    """The elementwise maximum over processes, without gradient."""
+    values = values.detach().clone()
+    if count() > 1:
+        dist.all_reduce(values, op=dist.ReduceOp.MAX)
+    return values
+
+
+def shared_generator(device: torch.device) -> torch.Generator:
+    """A generator that all processes seed alike, from the first one's stream: sharing work out changes no draw."""
+    seed = torch.randint(2**62, (1,))
+    if count() > 1:
+        seed = sum_over_processes((seed if is_first() else torch.zeros_like(seed)).to(device))
+    return torch.Generator(device).manual_seed(int(seed))
+
+
+def share_out_rows(parameter: nn.Parameter, total: int) -> None:
+    """Say that `parameter` is this process's share of `total` rows, which no process has all of."""
+    parameter.whole_rows = total  # type: ignore[attr-defined]
+
+
+def whole_rows(parameter: Tensor) -> int | None:
+    """How many rows all processes have together of a parameter that is shared out; None: each has the whole of it."""
+    return getattr(parameter, "whole_rows", None)
+
+
 def copy_from_first(module: nn.Module) -> None:
-    """Give every process the first one's parameters and buffers."""
+    """Give every process the first one's parameters and buffers; rows that are shared out stay where they are."""
     if count() > 1:
         for tensor in (*module.parameters(), *module.buffers()):
-            dist.broadcast(tensor.data, src=0)
+            if whole_rows(tensor) is None:
+                dist.broadcast(tensor.data, src=0)
 
 
 def barrier() -> None:

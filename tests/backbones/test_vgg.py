@@ -3,7 +3,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from quintet.backbones.vgg import VGG, vgg19
+from quintet.backbones.tower import TOWERS
+from quintet.backbones.vgg import VGG, VGGFc7, vgg19
 
 
 def test_names_and_size_are_torchvisions() -> None:
@@ -23,3 +24,22 @@ def test_it_is_convolutions_and_pooling() -> None:
     for place in (3, 5):
         x = F.relu(F.conv2d(x, state[f"features.{place}.weight"], state[f"features.{place}.bias"], padding=1))
     assert torch.allclose(tower(pixels), F.max_pool2d(x, 2), atol=1e-6)
+
+
+def test_fc7_is_the_second_fully_connected_layer_before_its_relu() -> None:
+    torch.manual_seed(0)
+    tower = VGGFc7((4, 0, 8, 0), width=5)
+    state, pixels = tower.state_dict(), torch.randn(2, 3, 28, 28)
+    grid = VGG.forward(tower, pixels)
+    assert grid.shape == (2, 8, 7, 7)
+    fc6 = F.relu(grid.flatten(1) @ state["classifier.0.weight"].T + state["classifier.0.bias"])
+    fc7 = fc6 @ state["classifier.3.weight"].T + state["classifier.3.bias"]
+    assert torch.allclose(tower.pooled(pixels), fc7, atol=1e-5)
+    assert (fc7 < 0).any()
+    assert tower(pixels).shape == (2, 5, 1, 1)
+    assert tower(torch.randn(1, 3, 64, 64)).shape == (1, 5, 1, 1)
+
+
+def test_fc7_leaves_only_the_classes_of_a_published_file_out() -> None:
+    assert list(VGGFc7((4, 0), width=5).classifier.state_dict()) == ["0.weight", "0.bias", "3.weight", "3.bias"]
+    assert TOWERS["vgg19-fc7"].heads == ("classifier.6.",)

@@ -41,6 +41,9 @@ class Noisy(nn.Module):
     def score(self, image_codes: Codes, text_codes: Codes) -> Tensor:
         return dot_scores(image_codes, text_codes)
 
+    def score_pairs(self, image_codes: Codes, text_codes: Codes) -> Tensor:
+        return dot_scores(image_codes, text_codes).diagonal()
+
 
 class FakeRun:
     def __init__(self, folder: Path) -> None:
@@ -157,6 +160,35 @@ def test_compare_says_whether_the_difference_is_luck(home: Path) -> None:
     shown = evaluate(home / "good", "--compare", home / "bad").stdout
     assert "good - bad" in shown
     assert "sign flips" in shown
+
+
+def test_agreement_with_people_is_measured_for_each_result(home: Path) -> None:
+    lines = [f"i{g}\tt{(g + k) % GROUPS}-0\t{1 + (k == 0)}\t{1 + (k < 2)}\t1" for g in range(GROUPS) for k in range(3)]
+    annotations = home / "experts.txt"
+    annotations.write_text("\n".join(lines), encoding="utf-8")
+    options = ("--expert-annotations", annotations, "--bootstrap", 20)
+    found = evaluate_json(home / "good", "--compare", home / "bad", *options)
+    assert list(found.human_agreement) == ["good", "bad"]
+    assert found.human_agreement["good"]["pairs"] == 2 * GROUPS
+    assert found.human_agreement["good"]["own_excluded"] == GROUPS
+    shown = evaluate(home / "good", *options).stdout
+    assert f"good: Kendall tau-c {found.human_agreement['good']['tau_c']:.3f}" in shown
+    together = evaluate_json(home / "good", home / "bad", *options)
+    assert list(together.human_agreement) == ["good + bad"]
+
+
+def test_hard_samples_are_chosen_by_the_run_that_one_compares_with(home: Path) -> None:
+    options = ["--hard-samples", "--bootstrap", 0]
+    found = evaluate_json(home / "good", "--compare", home / "bad", *options).special_samples
+    assert found["chosen_by"] == "bad"
+    assert len(found["rows"]) == 2 * 3 * 2
+    hard = {row["run"]: row["i2t_r1"] for row in found["rows"] if (row["samples"], row["percent"]) == ("hard", 20)}
+    assert hard["good"] > hard["bad"]
+    alone = evaluate_json(home / "good", *options).special_samples
+    assert alone["chosen_by"] == "good"
+    assert "hard and infrequent" in evaluate(home / "good", *options).stdout
+    with pytest.raises(QuintetError, match="without folds"):
+        evaluate(home / "good", "--protocol", "5fold", *options)
 
 
 def test_folds(home: Path) -> None:

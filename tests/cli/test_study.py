@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 
 from quintet.cli.study import StudyCommand, joined, recipe_of, study_command
 from quintet.data.corpus import Corpus, Image, Text
-from quintet.errors import QuintetError, RecipeError
+from quintet.errors import QuintetError, RecipeError, TrainingError
 
 
 def study(*arguments: object) -> Result:
@@ -35,6 +35,25 @@ def recipe(tiny_recipe: dict[str, Any], tmp_path: Path) -> Path:
     path = tmp_path / "mine.yaml"
     path.write_text(yaml.safe_dump(tiny_recipe | {"stages": [*tiny_recipe["stages"], second]}), encoding="utf-8")
     return path
+
+
+def test_a_study_of_one_method_needs_no_matcher(tmp_path: Path) -> None:
+    pictures = [Image(f"i{g}", str(g), f"{g}.png") for g in range(9)]
+    texts = [Text(f"t{g}", str(g), "a small thing") for g in range(9)]
+    splits = {
+        name: [str(g) for g in range(start, start + 3)] for name, start in (("train", 0), ("dev", 3), ("test", 6))
+    }
+    Corpus("scenes", pictures, texts, splits, root=tmp_path).save(tmp_path / "corpus")
+    options = ["--corpus", tmp_path / "corpus", "--seed", 0, "-o", tmp_path / "out"]
+    with pytest.raises(TrainingError, match=r"\.png does not exist"):  # it comes as far as the pictures
+        study("dual-path", *options, "--tables", 3, 6)
+    assert sorted(path.name for path in (tmp_path / "out" / "runs").iterdir()) == [
+        "instance-1-seed0",
+        "left-alignment-seed0",
+        "text-resnet50-seed0",
+    ]
+    with pytest.raises(RecipeError, match="'dual-path' takes no argument 'top'"):
+        study("dual-path", *options, "--top", 4)
 
 
 def test_a_study_from_the_command_line(recipe: Path, tiny_corpus: Path, tmp_path: Path) -> None:
@@ -121,3 +140,26 @@ def test_values_with_spaces_between_them_are_one_argument() -> None:
     ]
     assert joined(["--protocol", "5fold", "5k", "-o", "5"]) == ["--protocol", "5fold,5k", "-o", "5"]
     assert joined(["-o", "7", "8"]) == ["-o", "7", "8"], "other options take one value"
+
+
+def test_a_study_finds_the_recipe_of_its_method(tmp_path: Path) -> None:
+    scenes, f30k = corpus_named(tmp_path / "a", "scenes"), corpus_named(tmp_path / "b", "f30k")
+    assert recipe_of("mmca", "mmca", scenes) == "mmca-scenes"
+    assert recipe_of("hrem", "hrem", f30k) == "hrem-fusion-bert-f30k", "what the paper's ablations are of"
+    assert recipe_of("hrem", "hrem", scenes) == "hrem-fusion-scenes"
+    assert recipe_of("hrem", "standalone", scenes) == "hrem-standalone-scenes"
+
+
+def test_sweeps_from_the_command_line(tiny_recipe: dict[str, Any], tiny_corpus: Path, tmp_path: Path) -> None:
+    tiny_recipe["matcher"] = {"name": "hrem", "embed_dim": 8, "word_dim": 6, "heads": 2}
+    relation = {"matching": "cosine", "top": 4, "farthest": None}
+    tiny_recipe["stages"][0] |= {"loss": {"relation": relation}, "epochs": 1, "log_every": 1}
+    path = tmp_path / "hrem.yaml"
+    path.write_text(yaml.safe_dump(tiny_recipe), encoding="utf-8")
+    options = ["--corpus", tiny_corpus, "--recipe", path, "-o", tmp_path / "out", "--device", "cpu", "--bootstrap", 0]
+    sweeps = ["--lambda", 0.5, 1.5, "--tau", ".3", "--top", 4, "--hard-samples", "--curves", "--seed", 0]
+    summary = json.loads(study("hrem", *options, *sweeps, "--json").stdout)
+    assert list(summary["variants"]) == ["hrem", "relevance_weight0.5", "neighbours0.3", "without-relations"]
+    assert summary["extras"].keys() == {"special_samples", "loss_curves"}
+    with pytest.raises(RecipeError, match="study 'mmca' takes no argument 'curves'"):
+        study("mmca", "-o", "x", "--recipe", "mmca-scenes", "--curves")

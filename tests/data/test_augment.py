@@ -16,6 +16,7 @@ from quintet.data.augment import (
     random_view,
     resized_crop_box,
     shifted_crop_box,
+    squeezed_crop_box,
 )
 
 sides = st.integers(1, 2000)
@@ -59,6 +60,19 @@ def test_a_shifted_crop_must_fit() -> None:
         shifted_crop_box(100, 100, np.random.default_rng(0), (30, 20), 29)
 
 
+def test_squeezed_crops_take_the_same_share_of_both_sides_anywhere() -> None:
+    """224 of 256: seven eighths of a pedestrian's height, where `shift` would see a third of it."""
+    boxes = np.array([squeezed_crop_box(100, 300, np.random.default_rng(seed)) for seed in range(400)])
+    assert np.allclose(boxes[:, 2] - boxes[:, 0], 100 * 7 / 8)
+    assert np.allclose(boxes[:, 3] - boxes[:, 1], 300 * 7 / 8)
+    for side, room in ((0, 12.5), (1, 37.5)):
+        assert boxes[:, side].min() >= 0
+        assert boxes[:, side].max() <= room
+        assert boxes[:, side].mean() == pytest.approx(room / 2, rel=0.1)
+    with pytest.raises(ValueError, match="smaller than the crop"):
+        squeezed_crop_box(10, 10, np.random.default_rng(0), side=200)
+
+
 def test_flips_happen_as_often_as_asked() -> None:
     picture, rng = noise(4, 4), np.random.default_rng(0)
     mirrored = np.asarray(picture)[:, ::-1]
@@ -67,7 +81,7 @@ def test_flips_happen_as_often_as_asked() -> None:
     assert not any(random_flip(picture, rng, 0) is not picture for _ in range(50))
 
 
-@pytest.mark.parametrize("crop", ["none", "resized", "shift"])
+@pytest.mark.parametrize("crop", ["none", "resized", "shift", "squeeze"])
 def test_views_have_the_size_and_repeat_with_their_generator(crop: str) -> None:
     first, again, other = (
         np.asarray(random_view(noise(), np.random.default_rng(epoch), (24, 32), crop=crop, flip=0))  # type: ignore[arg-type]
@@ -80,13 +94,13 @@ def test_views_have_the_size_and_repeat_with_their_generator(crop: str) -> None:
 
 def test_long_and_tiny_pictures() -> None:
     for width, height in ((30_000, 8), (8, 30_000), (1, 1)):
-        for crop in ("none", "resized", "shift"):
+        for crop in ("none", "resized", "shift", "squeeze"):
             view = random_view(Image.new("L", (width, height)), np.random.default_rng(0), (24, 24), crop=crop)  # type: ignore[arg-type]
             assert (view.size, view.mode) == ((24, 24), "RGB")
 
 
 def test_an_unknown_crop_is_refused() -> None:
-    with pytest.raises(ValueError, match="'none', 'resized' or 'shift'"):
+    with pytest.raises(ValueError, match="'none', 'resized', 'shift' or 'squeeze'"):
         random_view(noise(), np.random.default_rng(0), (8, 8), crop="middle")  # type: ignore[arg-type]
 
 

@@ -72,3 +72,16 @@ def test_a_pair_batch_moves_with_all_its_parts() -> None:
     assert {tensor.device.type for tensor in tensors} == {"meta"}
     assert moved.images.boxes is None
     assert pairs.image_rows.device.type == "cpu"
+
+
+def test_some_sentences_of_a_batch() -> None:
+    whole = TextBatch(torch.tensor([[4, 5], [6, 0], [7, 8]]), torch.tensor([2, 1, 2]), chances=torch.rand(3))
+    assert whole.chances is not None
+    for rows in (torch.tensor([2, 1]), slice(1, 3)):
+        part = whole.take(rows)
+        assert part.chances is not None
+        assert torch.equal(part.tokens, whole.tokens[rows])
+        assert torch.equal(part.chances, whole.chances[rows])
+        assert part.features is None
+    with pytest.raises(ValueError, match="chances of shape"):
+        TextBatch(whole.tokens, whole.lengths, chances=torch.rand(2))

@@ -1,51 +1,72 @@
 from __future__ import annotations
 
-from typing import Literal
+import sys
+from typing import Any, Literal
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quintet.data import neighbours
 from quintet.data.corpus import Corpus, Image, Split, Text
 from quintet.data.neighbours import kmeans, neighbour_batches
 from quintet.data.sampling import epoch_batches
+from quintet.errors import QuintetError
 
 
-def blobs(clusters: int, size: int) -> tuple[torch.Tensor, np.ndarray]:
-    generator = torch.Generator().manual_seed(0)
-    centres = torch.randn(clusters, 6, generator=generator) * 10
+def blobs(clusters: int, size: int) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
     truth = np.repeat(np.arange(clusters), size)
-    return centres[truth] + torch.randn(len(truth), 6, generator=generator) * 0.1, truth
+    return rng.normal(size=(clusters, 6))[truth] * 10 + rng.normal(size=(len(truth), 6)) * 0.1, truth
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_kmeans_finds_well_separated_blobs(seed: int) -> None:
-    vectors, truth = blobs(5, 8)
-    labels = kmeans(vectors, 5, seed=(seed,)).numpy()
-    for cluster in range(5):
-        assert len(set(labels[truth == cluster])) == 1
-    assert len(set(labels)) == 5
+    vectors, truth = blobs(5, 40)
+    labels = kmeans(vectors, 5, seed=(seed,))
+    spread = sum(np.square(part - part.mean(0)).sum() for part in (vectors[labels == label] for label in range(5)))
+    assert spread < 0.5 * np.square(vectors - vectors.mean(0)).sum()
+    assert all(len(set(labels[truth == cluster])) == 1 for cluster in range(5)), "no blob is torn apart"
 
 
-def test_kmeans_ends_where_every_vector_is_nearest_to_its_own_mean() -> None:
-    vectors = torch.randn(60, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    labels = kmeans(vectors, 7, seed=(3,), rounds=100)
-    used = labels.unique()
-    means = torch.stack([vectors[labels == label].mean(0) for label in used])
-    for row, label in enumerate(labels):
-        gaps = (vectors[row] - means).square().sum(1)
-        assert used[gaps.argmin()] == label
-    assert torch.equal(labels, kmeans(vectors, 7, seed=(3,), rounds=100)), "a function of vectors and seed"
+def test_kmeans_is_a_function_of_vectors_and_seed() -> None:
+    vectors = np.random.default_rng(1).normal(size=(5000, 4)).astype(np.float32)  # more than one batch
+    labels = kmeans(vectors, 7, seed=(3, 1))
+    assert np.array_equal(labels, kmeans(vectors, 7, seed=(3, 1)))
+    assert not np.array_equal(labels, kmeans(vectors, 7, seed=(3, 2)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(neighbours, "import_module", lambda name: SingleThreaded())
+        assert np.array_equal(labels, kmeans(vectors, 7, seed=(3, 1))), "however many threads there are"
+
+
+class SingleThreaded:
+    """sklearn.cluster, on one thread."""
+
+    def MiniBatchKMeans(self, *arguments: Any, **options: Any) -> Any:  # noqa: N802
+        from sklearn.cluster import MiniBatchKMeans
+        from threadpoolctl import threadpool_limits
+
+        class Limited(MiniBatchKMeans):
+            def fit_predict(self, *inputs: Any, **more: Any) -> Any:
+                with threadpool_limits(1):
+                    return super().fit_predict(*inputs, **more)
+
+        return Limited(*arguments, **options)
 
 
 def test_kmeans_of_equal_or_few_vectors() -> None:
-    assert kmeans(torch.ones(5, 2), 3, seed=(0,)).shape == (5,)
-    assert kmeans(torch.eye(3), 3, seed=(0,)).unique().numel() == 3
-    assert kmeans(torch.eye(3), 1, seed=(0,)).tolist() == [0, 0, 0]
+    assert kmeans(np.ones((5, 2)), 3, seed=(0,)).shape == (5,)
+    assert len(set(kmeans(np.eye(3), 3, seed=(0,)))) == 3
+    assert kmeans(np.eye(3), 1, seed=(0,)).tolist() == [0, 0, 0]
     with pytest.raises(ValueError, match="3 vectors cannot make 4 clusters"):
-        kmeans(torch.eye(3), 4, seed=(0,))
+        kmeans(np.eye(3), 4, seed=(0,))
+
+
+def test_without_scikit_learn_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn.cluster", None)
+    with pytest.raises(QuintetError, match=r"pip install 'quintet\[cluster\]'.*batches\.kind=random"):
+        kmeans(np.eye(3), 2, seed=(0,))
 
 
 def split_of(captions: list[int]) -> Split:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from quintet.data.pictures import MAX_PIXELS, open_picture, thumbnail
+from quintet.data.pictures import MAX_PIXELS, open_picture, picture_header, thumbnail
 from quintet.errors import PictureError
 
 
@@ -165,6 +165,20 @@ def test_a_bomb_is_refused_from_its_header(side: int) -> None:
     assert side * side > MAX_PIXELS
     with pytest.raises(PictureError, match="decompression bombs"):
         open_picture(png_header(side, side))
+
+
+def test_a_header_tells_the_size_upright_and_the_date() -> None:
+    exif = Image.Exif()
+    exif[0x0112], exif[0x0132] = 6, "2024:05:01 10:11:12"
+    buffer = io.BytesIO()
+    Image.new("RGB", (40, 30)).save(buffer, "JPEG", exif=exif)
+    size, found = picture_header(buffer.getvalue())
+    assert size == open_picture(buffer.getvalue()).size == (30, 40)
+    assert found[0x0132] == "2024:05:01 10:11:12"
+    with pytest.raises(PictureError, match="not a picture"):
+        picture_header(b"nothing")
+    with pytest.raises(PictureError, match="empty"):
+        picture_header(b"")
 
 
 def test_the_limit_can_be_changed() -> None:

@@ -164,3 +164,29 @@ def test_flickr8k_training_captions_are_covered(shared: Path) -> None:
     assert coverage.unknown / coverage.tokens < 0.06
     assert all(word == word.lower() for word in vocabulary.words)
     assert coverage.tokens == sum(len(split_words(sentence)) for sentence in sentences)
+
+
+def test_unknown_words_can_be_dropped_before_the_cut() -> None:
+    vocabulary = WordVocabulary.build(["a dog runs fast"], min_count=1, marks=False, longest=3, drop_unknown=True)
+    a, dog, fast, runs = (vocabulary.words.index(word) for word in ("a", "dog", "fast", "runs"))
+    assert vocabulary.ids("a grey dog and a fast cat runs") == [a, dog, a]
+    assert vocabulary.tokens("a grey dog and a fast cat runs") == ["a", "dog", "a"]
+    assert vocabulary.ids("fast zebra runs") == [fast, runs]
+    assert vocabulary.ids("zebras!") == [vocabulary.pad], "an empty sentence"
+    assert vocabulary.tokens("zebras!") == ["<pad>"]
+    again = WordVocabulary.from_state(vocabulary.state())
+    assert again.ids("the fast zebra") == [fast]
+
+
+def test_case_can_be_kept() -> None:
+    vocabulary = WordVocabulary.build(["The Dog", "the dog", "The dog"], min_count=1, case=True)
+    assert vocabulary.words[4:] == ["The", "dog", "Dog", "the"]
+    assert WordVocabulary.from_state(vocabulary.state()).ids("the Dog") == [1, 7, 6, 2]
+    assert vocabulary.coverage(["DOG"]).unknown == 1
+
+
+def test_only_some_words() -> None:
+    vocabulary = WordVocabulary.build(SENTENCES, min_count=1, marks=False, drop_unknown=True, case=True)
+    kept = vocabulary.only({"dog", "sits", "<unk>", "owl"})
+    assert kept.words == [*MARKS, "dog", "sits"]
+    assert kept.ids("A dog sits") == [4, 5]

@@ -81,3 +81,7 @@ def test_a_very_long_sentence_is_quick() -> None:
     assert len(split_words("it's (a) dog, " * 10_000)) == 70_000
     for char in "'.\"-(,a":
         assert split_words(char * 20_000)
+
+
+def test_capitals_can_stay() -> None:
+    assert split_words("The Dog's ball, OK?", lower=False) == ["The", "Dog", "'s", "ball", ",", "OK", "?"]

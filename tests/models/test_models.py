@@ -12,7 +12,10 @@ from quintet.models import MODELS, create_model, list_models
 from quintet.models.matcher import Matcher
 
 SMALL: dict[str, Any] = {"vocabulary_size": 10, "image_dim": 8, "embed_dim": 6, "word_dim": 4}
-MORE: dict[str, dict[str, Any]] = {"mmca": {"heads": 2, "text_dim": 4, "filters": 5}}
+MORE: dict[str, dict[str, Any]] = {
+    "mmca": {"heads": 2, "text_dim": 4, "filters": 5},
+    "dual-path": {"text_layout": "small", "text_width": 2},
+}
 
 
 def small(name: str) -> Any:

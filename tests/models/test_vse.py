@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
 from itertools import product
 from typing import Any
 
@@ -11,6 +12,7 @@ from quintet.data.batches import ImageBatch, TextBatch
 from quintet.errors import RecipeError
 from quintet.models import vse
 from quintet.models.vse import VSE, build_vse
+from quintet.training.recipe import load_recipe
 
 MASK = torch.tensor([[True, True, True, False], [True, True, False, False], [True] * 4])
 TEXTS = TextBatch.from_ids([[1, 5, 6, 2], [1, 2], [1, 8, 9, 4, 2]])
@@ -256,3 +258,33 @@ def test_the_wrong_kind_of_pictures_is_refused() -> None:
 def test_impossible_arguments_are_explained(options: dict[str, Any], message: str) -> None:
     with pytest.raises(RecipeError, match=message):
         matcher(**options)
+
+
+BERT = {
+    "model_type": "bert",
+    "vocab_size": 12,
+    "hidden_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 10,
+    "max_position_embeddings": 20,
+}
+
+
+def test_a_bert_like_encoder_is_pooled_and_fine_tuned() -> None:
+    pytest.importorskip("transformers")
+    settings: dict[str, Any] = {"text": "hf:nowhere", "text_config": BERT, "text_pretrained": False}
+    matcher = build_vse(vocabulary_size=12, image_dim=5, embed_dim=6, text_pooling="gpo", **settings)
+    embedding = matcher.encode_texts(TextBatch.from_ids([[1, 5, 2], [1, 6, 7, 8, 2]])).embedding
+    assert embedding is not None
+    assert embedding.shape == (2, 6)
+    embedding.sum().backward()
+    recipe = load_recipe("vse-infinity-bert-f30k").stages[0].optimizer
+    trained = [name for name, parameter in matcher.named_parameters() if parameter.grad is not None]
+    own = [name for name in trained if fnmatchcase(f"matcher.{name}", recipe.groups[0].match)]
+    assert len(own) > 10, "the recipe gives the encoder its learning rate"
+    assert all(name.startswith("text_encoder.words.encoder.model.") for name in own)
+    with pytest.raises(RecipeError, match="need text_pooling"):
+        build_vse(vocabulary_size=12, image_dim=5, **settings)
+    with pytest.raises(RecipeError, match="text is 'gru' or 'hf:"):
+        build_vse(vocabulary_size=12, image_dim=5, text="bert", text_pooling="gpo")

@@ -12,6 +12,7 @@ from torch import Tensor
 from quintet.codes import Codes
 from quintet.layers.text_cnn import TextCNN
 from quintet.layers.transformer_unit import TransformerUnit
+from quintet.scores import joint_attention
 from quintet.scores.joint_attention import JointScorer
 from quintet.scores.joint_map import joint_attention_map, word_region_weights
 from quintet.scores.joint_tokens import joint_tokens, mix
@@ -97,6 +98,24 @@ def test_blocks_equal_the_plain_twin(
         n = min(len(regions), len(words))
         pairs = scorer(codes(unit, *images)[:n], codes(unit, *texts)[:n], paired=True)
         assert (pairs - expected.diagonal()[:n]).abs().max() < 1e-12
+
+
+def test_many_sentences_of_each_length_take_the_way_without_masks(monkeypatch: pytest.MonkeyPatch) -> None:
+    unit, cnn = make()
+    images, texts = items([5, 3], 1), items([2, 4] * 35 + [3] * 35, 2)
+    pair = codes(unit, *images), codes(unit, *texts)
+    seen: list[bool] = []
+    block = joint_attention._Work._block
+    monkeypatch.setattr(joint_attention._Work, "_block", lambda self, *a: seen.append(a[3] is None) or block(self, *a))
+    with torch.no_grad():
+        exact = JointScorer(unit, cnn)(*pair)
+        assert seen
+        assert all(seen), "groups of one length"
+        monkeypatch.setattr(joint_attention, "_OF_ONE_LENGTH", 1000)
+        mixed = JointScorer(unit, cnn)(*pair)
+    assert not all(seen)
+    assert (exact - mixed).abs().max() < 1e-13
+    assert (exact[:, :3] - plain_scores(unit, cnn, images, (texts[0][:3], texts[1][:3]))).abs().max() < 1e-12
 
 
 @pytest.mark.parametrize("spread", [1.0, 30.0])  # 30: logits in the thousands, where only a shared maximum survives

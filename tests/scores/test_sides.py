@@ -52,3 +52,12 @@ def test_large_groups_keep_products_aligned(make_codes: Callable[..., Codes]) ->
     side = Side.of(make_codes([7] * 150 + [8] * 150, dim=2))
     assert [len(group) for group in side.groups(100)] == [96, 96, 96, 12]
     assert [len(group) for group in side.groups(20)][:3] == [20, 20, 20]  # too small to matter
+
+
+def test_groups_without_padding_hold_one_length_each() -> None:
+    lengths = [3] * 40 + [2] * 35 + [5]
+    mask = torch.arange(5) < torch.tensor(lengths)[:, None]
+    side = Side.of(Codes(fragments=torch.zeros(len(lengths), 5, 2), mask=mask))
+    groups = side.groups(30, padding=1.0)
+    assert not any(group.padded for group in groups)
+    assert [(len(group), group.length) for group in groups] == [(30, 2), (5, 2), (30, 3), (10, 3), (1, 5)]

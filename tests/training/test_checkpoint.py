@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import os
 import random
 import resource
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -10,10 +12,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
 from torch import nn
 
+from quintet import processes
 from quintet.errors import QuintetError, RunError
+from quintet.layers.sharded_classifier import ShardedClassifier
 from quintet.training.checkpoint import load_checkpoint, load_tensors, save_checkpoint, save_tensors
+from quintet.training.optim import clip_gradients
 
 
 def trained(seed: int = 0) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -108,3 +115,58 @@ def test_an_unwritable_place_is_an_error_for_people(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(QuintetError, match="could not write"):
         save_tensors(tmp_path / "file" / "c", {"w": torch.ones(1)}, {})
+
+
+def classify(module: nn.Module, optimizer: torch.optim.Optimizer, random_seed: int) -> float:
+    """A clipped step of a classifier (shared out where there are several processes) on a layer that all have."""
+    x = torch.randn(6, 3, generator=torch.Generator().manual_seed(random_seed))
+    mine = processes.share(6)
+    costs, _ = module[1](processes.gather_rows(module[0](x[mine]), 6), torch.arange(6))  # type: ignore[index]
+    optimizer.zero_grad()
+    costs[mine].sum().backward()
+    parameters = list(module.parameters())
+    processes.sum_gradients(parameters)
+    norm = clip_gradients(parameters, 0.5)
+    optimizer.step()
+    return float(norm)
+
+
+def classifying() -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(3, 4), ShardedClassifier(4, 7, bias=True))
+    return module, torch.optim.Adam(module.parameters(), lr=0.1)
+
+
+def work(rank: int, port: int, folder: str) -> None:
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+    try:
+        module, optimizer = classifying()
+        assert classify(module, optimizer, 1) > 0.5
+        save_checkpoint(Path(folder) / "two", module, optimizer, {})
+        fresh, fresh_optimizer = classifying()
+        load_checkpoint(Path(folder) / "two", fresh, fresh_optimizer)
+        for each in ((module, optimizer), (fresh, fresh_optimizer)):
+            classify(*each, 2)
+        assert all(torch.equal(a, b) for a, b in zip(module.parameters(), fresh.parameters(), strict=True))
+        save_checkpoint(Path(folder) / "later", fresh, fresh_optimizer, {})
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_what_is_shared_out_is_saved_whole_and_resumed_in_parts(tmp_path: Path) -> None:
+    """And two processes clip and step as one does."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    mp.start_processes(work, args=(port, str(tmp_path)), nprocs=2, start_method="spawn")
+    module, optimizer = classifying()
+    for name, seed in (("two", 1), ("later", 2)):
+        classify(module, optimizer, seed)
+        save_checkpoint(tmp_path / "one", module, optimizer, {})
+        got, wanted = load_tensors(tmp_path / name)[0], load_tensors(tmp_path / "one")[0]
+        kinds = ("module/", "optimizer/")
+        assert {n for n in got if n.startswith(kinds)} == {n for n in wanted if n.startswith(kinds)}
+        for entry in (n for n in wanted if n.startswith(kinds)):
+            torch.testing.assert_close(got[entry], wanted[entry], msg=entry)

@@ -247,7 +247,7 @@ def test_nothing_readable_is_an_error_and_is_looked_at_again(corpus: Corpus, wei
 
 
 def test_a_full_disk_is_told_and_resumed(corpus: Corpus, weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    original, calls = feature_job._write_all, 0
+    original, calls = feature_job.write_synced, 0
 
     def full(file: Any, data: bytes) -> None:
         nonlocal calls
@@ -257,7 +257,7 @@ def test_a_full_disk_is_told_and_resumed(corpus: Corpus, weights: Path, monkeypa
             raise OSError(28, "No space left on device")
         original(file, data)
 
-    monkeypatch.setattr(feature_job, "_write_all", full)
+    monkeypatch.setattr(feature_job, "write_synced", full)
     with pytest.raises(CorpusError, match="No space left on device"):
         extract(corpus, weights)
     report = extract(corpus, weights)

@@ -1,4 +1,4 @@
-"""Two processes with half a batch each equal one process with the whole batch."""
+"""Two processes with half a batch each equal one process with the whole batch; what is frozen stays as it was."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import pytest
 import torch
 import yaml
 
+from quintet.backbones.resnet import ResNet
+from quintet.data.formats.scenes import make_scenes
 from quintet.training.checkpoint import load_tensors
 from quintet.training.recipe import parse_recipe
 from quintet.training.stages import train
@@ -54,3 +56,43 @@ def test_two_processes_equal_one(tiny_recipe: dict[str, Any], tmp_path: Path, pr
             first[name], second[name], rtol=1e-4, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}"
         )
     assert one["online"]["steps"] == 12
+
+
+@pytest.fixture
+def on_pictures(tiny_recipe: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
+    """Dual-Path from pixels, its image tower frozen: a ResNet, which has BatchNorms, from random weights."""
+    corpus = make_scenes(tmp_path / "scenes", train=6, dev=4, test=4, seed=0, size=32)
+    tiny_recipe["data"] = {"corpus": str(corpus.root), "tokenizer": {"min_count": 1, "marks": False, "unknown": "drop"}}
+    small = {"embed_dim": 8, "word_dim": 6, "length": 8, "text_layout": "small", "text_width": 2}
+    tower = {"tower": "resnet18", "tower_pretrained": False}
+    tiny_recipe["matcher"] = {"name": "dual-path", **tower, **small}
+    tiny_recipe["stages"][0] |= {
+        "loss": {"instance": {}},
+        "freeze": ["matcher.image_encoder.tower.*"],
+        "batches": {"size": 6, "per": "images"},
+        "epochs": 1,
+    }
+    return tiny_recipe
+
+
+@pytest.mark.parametrize("mode", ["eval", "train"])
+def test_frozen_towers_keep_their_weights_and_statistics(
+    on_pictures: dict[str, Any], tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In evaluation mode by default; in training mode they see batch statistics, as in the released Dual-Path."""
+    modes: set[bool] = set()
+    forward = ResNet.forward
+
+    def watched(self: ResNet, pixels: torch.Tensor) -> torch.Tensor:
+        if torch.is_grad_enabled():  # not while measuring
+            modes.add(self.bn1.training)
+        return forward(self, pixels)
+
+    monkeypatch.setattr(ResNet, "forward", watched)
+    train(parse_recipe(on_pictures, [f"stages.0.frozen={mode}"]), tmp_path / "run", device="cpu")
+    assert modes == {mode == "train"}
+    names = load_tensors(tmp_path / "run" / "weights.safetensors")[0]
+    tower = {name: tensor for name, tensor in names.items() if ".tower." in name and "running" in name}
+    assert tower
+    for name, tensor in tower.items():
+        assert torch.equal(tensor, torch.full_like(tensor, float(name.endswith("var")))), name

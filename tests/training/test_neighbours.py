@@ -1,4 +1,4 @@
-"""Training HREM through the ordinary trainer, with neighbour batches, and resuming it."""
+"""Training HREM through the ordinary trainer, with size augmentation and neighbour batches, and resuming it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import yaml
 from typer.testing import CliRunner
 
 from quintet.cli.evaluate import evaluate_command
-from quintet.errors import RecipeError, RunError
+from quintet.errors import QuintetError, RecipeError, RunError
 from quintet.files import read_jsonl
 from quintet.training.checkpoint import load_tensors
 from quintet.training.logs import Silent
@@ -30,6 +30,7 @@ NEIGHBOURS = {"kind": "neighbours", "size": 6, "per_cluster": 3, "from_epoch": 1
 
 def hrem_recipe(recipe: dict[str, Any], mechanism: str = "fusion", **stage: Any) -> dict[str, Any]:
     recipe["matcher"] = {"name": "hrem", "embed_dim": 8, "word_dim": 6, "heads": 2}
+    recipe["data"]["augment"] = {"regions": 0.3, "words": 0.3}
     loss = {"mechanism": mechanism, "matching": "cosine", "top": 4, "warmup_epochs": 1, "farthest": None}
     recipe["stages"][0] |= {"loss": {"relation": loss}, "batches": NEIGHBOURS, "epochs": 4} | stage
     return recipe
@@ -101,13 +102,19 @@ def test_a_lost_cluster_file_is_told(tiny_recipe: dict[str, Any], tmp_path: Path
         resume(tmp_path / "run", device="cpu")
 
 
-def test_settings_that_make_no_sense_are_refused(tiny_recipe: dict[str, Any], tmp_path: Path) -> None:
+def test_settings_that_make_no_sense_are_refused(
+    tiny_recipe: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(RecipeError, match="a batch of 6 cannot be made of 4"):
         parse_recipe(hrem_recipe(tiny_recipe, batches=NEIGHBOURS | {"per_cluster": 4}))
     recipe = hrem_recipe(tiny_recipe, loss={"triplet": {}})
     recipe["matcher"] = {"name": "scan", "embed_dim": 8, "word_dim": 6}
     with pytest.raises(RecipeError, match="one vector a picture"):
         train(parse_recipe(recipe), tmp_path / "run", device="cpu")
+    monkeypatch.setitem(sys.modules, "sklearn.cluster", None)
+    with pytest.raises(QuintetError, match="scikit-learn"):
+        train(parse_recipe(hrem_recipe(tiny_recipe)), tmp_path / "other", device="cpu")
+    assert not (tmp_path / "other").exists(), "told before anything is written"
     assert cluster_count(BatchRecipe(kind="neighbours", size=8, per_cluster=4), 100) == 6
     assert cluster_count(BatchRecipe(kind="neighbours", size=8, per_cluster=4), 10) == 1
     assert cluster_count(BatchRecipe(kind="neighbours", size=8, per_cluster=4, clusters=50), 10) == 10

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from quintet.errors import RecipeError
-from quintet.training.optim import freeze, lr_factor, make_optimizer, set_lr
+from quintet.training.optim import freeze, frozen_modules, hold_statistics, lr_factor, make_optimizer, set_lr
 from quintet.training.recipe import GroupRecipe, OptimizerRecipe, ScheduleRecipe
 
 
@@ -71,3 +71,22 @@ def test_each_optimizer_moves_weights(name: str) -> None:
 )
 def test_schedules_by_hand(recipe: ScheduleRecipe, step: int, expected: float) -> None:
     assert lr_factor(recipe, step, steps_per_epoch=10, epochs=30) == pytest.approx(expected)
+
+
+def test_frozen_modules_are_the_outermost_ones_without_anything_to_train() -> None:
+    tower = nn.Sequential(nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2), nn.Dropout())
+    parts = nn.ModuleDict({"tower": tower, "towers": nn.Linear(2, 2), "head": nn.Sequential(nn.Linear(2, 2))})
+    assert frozen_modules(parts, ["tower.*"]) == [tower]
+    assert frozen_modules(parts, ["tower.0.*"]) == [tower[0]]
+    assert frozen_modules(parts, ["*.weight"]) == [], "their biases are trained"
+    assert frozen_modules(parts, ["tower.*", "head.*"]) == [tower, parts["head"]]
+    assert frozen_modules(parts, []) == []
+
+
+def test_held_statistics_stay_while_the_batch_is_normalised() -> None:
+    norm = nn.BatchNorm1d(3)
+    hold_statistics([nn.Sequential(norm)])
+    x = 5 + torch.randn(40, 3)
+    assert norm.train()(x).mean().abs() < 1e-5, "by the statistics of the batch"
+    assert torch.equal(norm.running_mean, torch.zeros(3))
+    assert torch.equal(norm.running_var, torch.ones(3))

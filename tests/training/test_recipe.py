@@ -61,8 +61,11 @@ def test_overrides_reach_every_level(tiny_recipe: dict[str, Any]) -> None:
         ("stages=[]", "at least one stage"),
         ("seed=-1", "greater than or equal to 0"),
         ("data.augment.flip=0.5", "augment changes pixels"),
+        ("data={augment: {regions: 0.2}}", "reads pixels"),
+        ("data={text_cache: float16, augment: {words: 0.2}}", "text_cache keeps features of unchanged"),
         ("data.tokenizer.source=vocab.txt", "goes with kind: wordpiece"),
         ("data.tokenizer={kind: wordpiece, vocabulary: v.json}", "goes with kind: words"),
+        ("data.tokenizer.vectors_only=true", "name it with `word_vectors`"),
     ],
 )
 def test_mistakes_are_named(tiny_recipe: dict[str, Any], override: str, message: str) -> None:

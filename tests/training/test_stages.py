@@ -240,6 +240,14 @@ def test_loading_workers_change_nothing(tiny_recipe: dict[str, Any], tmp_path: P
     assert_same_run(tmp_path / "none", tmp_path / "two", ("online",))
 
 
+def test_features_in_memory_change_nothing(tiny_recipe: dict[str, Any], tmp_path: Path) -> None:
+    train(parse_recipe(tiny_recipe, ["data.keep=disk"]), tmp_path / "disk", device="cpu")
+    train(parse_recipe(tiny_recipe, ["data.keep=device"]), tmp_path / "memory", device="cpu")
+    assert_same_run(tmp_path / "disk", tmp_path / "memory", ("online",))
+    with pytest.raises(RecipeError, match="goes without"):
+        train(parse_recipe(tiny_recipe, ["data.keep=device", "data.workers=1"]), tmp_path / "both", device="cpu")
+
+
 def test_nan_stops_training_before_it_reaches_a_checkpoint(tiny_recipe: dict[str, Any], tmp_path: Path) -> None:
     tiny_recipe["stages"][0] |= {"optimizer": {"name": "sgd", "lr": 1e38}, "clip": None, "epochs": 5}
     with pytest.raises(TrainingError, match="lower learning rate"):

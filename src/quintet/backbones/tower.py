@@ -50,6 +50,7 @@ TOWERS: dict[str, _Entry] = {
     "resnet152": _Entry(_HERE + "resnet:resnet152", ("fc.",)),
     "small-cnn": _Entry(_HERE + "small:SmallCNN", from_scratch=True),
     "vgg19": _Entry(_HERE + "vgg:vgg19", ("classifier.",)),
+    "vgg19-fc7": _Entry(_HERE + "vgg:vgg19_fc7", ("classifier.6.",)),
 }
 # Families by prefix: the rest of the name is theirs. The function takes (rest, pretrained).
 FAMILIES = {"hf:": _HERE + "huggingface:HuggingFaceTower", "timm:": _HERE + "timm_models:TimmTower"}

@@ -1,7 +1,8 @@
-"""VGG-19 (Simonyan and Zisserman 2015) with the state-dict names of torchvision's weights, up to its last grid."""
+"""VGG-19 (Simonyan and Zisserman 2015) with the names of torchvision's weights, up to its last grid or fc7."""
 
 from __future__ import annotations
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quintet.backbones.preprocess import Preprocess
@@ -35,5 +36,25 @@ class VGG(ImageTower):
         return self.features(pixels)  # (n, 512, H/32, W/32)
 
 
+class VGGFc7(VGG):
+    """A grid of one cell: the second fully connected layer before its ReLU, as Dual-Path takes it."""
+
+    GRID = 7
+
+    def __init__(self, layers: tuple[int, ...], width: int = 4096) -> None:
+        super().__init__(layers)
+        self.classifier = nn.ModuleDict({"0": nn.Linear(self.dim * self.GRID**2, width), "3": nn.Linear(width, width)})
+        self.dim = width
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        grid = F.adaptive_avg_pool2d(self.features(pixels), self.GRID)  # (n, 512, 7, 7)
+        fc6 = F.relu(self.classifier["0"](grid.flatten(1)))  # (n, 4096)
+        return self.classifier["3"](fc6)[:, :, None, None]  # (n, 4096, 1, 1)
+
+
 def vgg19() -> VGG:
     return VGG(LAYERS_19)
+
+
+def vgg19_fc7() -> VGGFc7:
+    return VGGFc7(LAYERS_19)

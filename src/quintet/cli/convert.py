@@ -14,7 +14,9 @@ from quintet.files import read_json
 
 
 def convert_command(
-    kind: str = typer.Argument(..., help="scan, bfan, vsrn, vsepp, or aoq (VSRN or BFAN trained with AOQ)."),
+    kind: str = typer.Argument(
+        ..., help="scan, bfan, vsrn, vsepp, vse-infinity, hrem, or aoq (VSRN or BFAN with AOQ)."
+    ),
     checkpoint: Path = typer.Argument(..., help="The authors' file, as model_best.pth.tar."),
     out: Path = typer.Option(..., "--out", "-o", help="The run folder to make."),
     vocab: Path | None = typer.Option(

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from quintet.data.corpus import Corpus, Split
     from quintet.evaluation.result import Result
     from quintet.report.page import QueryResult
-    from quintet.search.exact import ExactIndex
-    from quintet.training.run import Run
+    from quintet.search.items import Hit as Found
+    from quintet.search.searcher import Searcher
 
 QUERIES, DEPTH = 3, 6
 
@@ -38,6 +38,8 @@ def demo_command(
     from quintet.cli.evaluate import results_table
     from quintet.data.formats.scenes import make_scenes
     from quintet.report.page import write_search_page
+    from quintet.search.build import build_index
+    from quintet.search.searcher import Searcher
     from quintet.training.recipe import load_recipe
     from quintet.training.stages import train
 
@@ -59,11 +61,13 @@ def demo_command(
 
     console.rule("3  measuring on scenes it has never seen", align="left")
     split = corpus.split(plan.data.test)
-    results, index, run = _measure(out, corpus, split, [stage.name for stage in plan.stages], seed)
+    results = _measure(out, corpus, split, [stage.name for stage in plan.stages], seed)
     console.print(results_table(results))
 
     console.rule("4  searching", align="left")
-    searches = _search(run, corpus, split, index)
+    build_index(out / "run", [out / "corpus"], out / "index", split=plan.data.test, device="cpu")
+    with Searcher.open(out / "index", device="cpu") as searcher:
+        searches = _search(searcher, split)
     for search in searches:
         console.print(search.query, style="bold", markup=False)
         for place, hit in enumerate(search.hits[:3], 1):
@@ -75,14 +79,11 @@ def demo_command(
     console.print(f"open {page.resolve()} in a browser", highlight=False, markup=False, soft_wrap=True)
 
 
-def _measure(
-    out: Path, corpus: Corpus, split: Split, stages: list[str], seed: int
-) -> tuple[dict[str, Result], ExactIndex, Run]:
-    """Every stage on the test split; an index of the last one's pictures, written and read back."""
+def _measure(out: Path, corpus: Corpus, split: Split, stages: list[str], seed: int) -> dict[str, Result]:
+    """Every stage on the test split."""
     from quintet.evaluation.evaluate import encode_split, evaluate_members
     from quintet.evaluation.result import write_result
     from quintet.evaluation.scoring import Member
-    from quintet.search.exact import ExactIndex
     from quintet.training.run import open_run
 
     results: dict[str, Result] = {}
@@ -92,38 +93,29 @@ def _measure(
         results[stage] = evaluate_members([Member(run.matcher, *codes, stage)], split, seed=seed)
         facts = {"corpus": corpus.name, "stage": stage, "weights": run.weights_checksum}
         write_result(out / f"result-{stage}.json", results[stage], **facts)
-    ExactIndex([image.id for image in split.images], codes[0], run.weights_checksum).save(out / "index")
-    return results, ExactIndex.open(out / "index", run.weights_checksum), run
+    return results
 
 
-def _search(run: Run, corpus: Corpus, split: Split, index: ExactIndex) -> list[QueryResult]:
+def _search(searcher: Searcher, split: Split) -> list[QueryResult]:
     """Look for the scenes of a few full sentences."""
-    from quintet.data.tokenizers import text_batch
     from quintet.report.page import Hit, QueryResult
 
-    assert run.tokenizer is not None
     step = len(split.groups) // QUERIES
     texts = [
         max((split.texts[row] for row in split.texts_of_group[g * step]), key=lambda t: len(t.text))
         for g in range(QUERIES)
     ]
-    codes = run.matcher.encode_texts(text_batch(run.tokenizer, [text.text for text in texts]))
-    image_of = {image.id: image for image in split.images}
     caption_of = {text.group: text.text for text in split.texts}
+
+    def shown(found: Found, wanted: str | None) -> Hit:
+        item = found.item
+        caption = caption_of[str(item.metadata["group"])]
+        return Hit(searcher.picture(item.id), found.score, caption, item.metadata["image"] == wanted)
+
+    answers = searcher.search_text([text.text for text in texts], k=DEPTH)
     return [
-        QueryResult(
-            text.text,
-            [
-                Hit(
-                    corpus.picture(image_of[hit.id]),
-                    hit.score,
-                    caption_of[image_of[hit.id].group],
-                    hit.id == text.image,
-                )
-                for hit in hits
-            ],
-        )
-        for text, hits in zip(texts, index.search(run.matcher, codes, DEPTH), strict=True)
+        QueryResult(text.text, [shown(hit, text.image) for hit in hits])
+        for text, hits in zip(texts, answers, strict=True)
     ]
 
 

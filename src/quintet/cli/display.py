@@ -65,8 +65,13 @@ class TrainingDisplay:
         self.console.print(f"[yellow]warning:[/] {escape(message)}")
 
 
+def _is_watched(name: str) -> bool:
+    """Whether a term has no weight and is only there to be looked at."""
+    return ".gap_" in name or name.endswith("_error")
+
+
 def _shown(losses: dict[str, float]) -> str:
     """The terms of one loss without its name; of a long list only their sum, the log has the rest."""
     if len(losses) > 3:
-        return f"loss {sum(value for name, value in losses.items() if '.gap' not in name):.3f}"
+        return f"loss {sum(value for name, value in losses.items() if not _is_watched(name)):.3f}"
     return "  ".join(f"{name.rpartition('.')[2]} {value:.3f}" for name, value in losses.items())

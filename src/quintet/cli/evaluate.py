@@ -11,12 +11,15 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from quintet.cli.agreement import agreement_line, agreements
+from quintet.cli.hard_samples import hard_samples, hard_samples_table
 from quintet.errors import QuintetError
 
 if TYPE_CHECKING:
     import torch
 
     from quintet.data.corpus import Corpus, Split
+    from quintet.evaluation.human_agreement import Agreement
     from quintet.evaluation.result import Result
     from quintet.evaluation.scoring import Member
     from quintet.evaluation.significance import Difference
@@ -41,6 +44,12 @@ def evaluate_command(
     compare: Path | None = typer.Option(
         None, metavar="RUN", help="Test whether this other run differs, query by query."
     ),
+    expert_annotations: Path | None = typer.Option(
+        None, metavar="FILE", help="Flickr8k's ExpertAnnotations.txt: also measure the agreement with people."
+    ),
+    hard: bool = typer.Option(
+        False, "--hard-samples", help="Also R@1 on hard and infrequent queries, chosen by the run of --compare."
+    ),
     block: int = typer.Option(1024, min=1, help="Images and texts scored at a time: memory, never the result."),
     batch_size: int = typer.Option(128, min=1, help="Images or texts encoded at a time."),
     bootstrap: int = typer.Option(1000, min=0, help="Resamples behind the 95 % intervals; 0: no intervals."),
@@ -58,7 +67,8 @@ def evaluate_command(
 
     `quintet evaluate runs/a runs/b` measures their ensemble; with `--separate` each of them.
 
-    `quintet evaluate runs/a --compare runs/b` also says whether the difference could be luck.
+    `quintet evaluate runs/a --compare runs/b` also says whether the difference could be luck; with `--hard-samples`,
+    how both do on queries that resemble all of their wrong candidates, or none.
 
     Recalls and mAP@R are per cent. Ranks start from 1; a wrong candidate that ties goes before the right one.
     """
@@ -98,6 +108,13 @@ def evaluate_command(
             other = evaluate_members(members[-1:], chosen, **options)
             differences = _differences(results, other, seed)
             results = _by_name([*results.values(), other])
+            teams.append(members[-1:])
+        people: dict[str, Agreement] = {}
+        named = dict(zip(results, teams, strict=True))
+        special = hard_samples(results, named, chosen, place) if hard else None
+        if expert_annotations is not None:
+            status.update("agreement with people")
+            people = agreements(expert_annotations, chosen, named, bootstrap, seed, place)
     if ranks is not None:
         next(iter(results.values())).save_ranks(ranks)
     facts = {
@@ -106,6 +123,10 @@ def evaluate_command(
         "batch_size": batch_size,
     }
     report = _report(results, differences, facts)
+    if people:
+        report["human_agreement"] = {name: found.to_json() for name, found in people.items()}
+    if special is not None:
+        report["special_samples"] = special
     if out is not None:
         write_json(out, report)
     if as_json:
@@ -115,6 +136,10 @@ def evaluate_command(
     console.print(results_table(results, title=_title(where, chosen, results)))
     for label, difference in differences.items():
         console.print(comparison_table(label, difference))
+    if special is not None:
+        console.print(hard_samples_table(special))
+    for name, found in people.items():
+        console.print(agreement_line(name, found), markup=False, highlight=False, soft_wrap=True)
 
 
 def _differences(results: Mapping[str, Result], other: Result, seed: int) -> dict[str, dict[str, Difference]]:

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
-from rich.text import Text
 
+from quintet.cli.bar import work_bar
 from quintet.errors import QuintetError
 
 if TYPE_CHECKING:
@@ -62,14 +61,7 @@ def features_command(
     from quintet.training.extract import extract_features
 
     console = Console(stderr=True, quiet=as_json)
-    with _progress(console) as bar:
-        task = bar.add_task(backbone, total=None)
-
-        def progress(done: int, total: int) -> None:
-            # What an earlier run did must not count as speed: the clock starts at the first call.
-            started = bar.tasks[task].fields.setdefault("started", done)
-            bar.update(task, completed=done, total=total, started=started)
-
+    with work_bar(console, backbone, "pictures") as progress:
         report = extract_features(
             Corpus.open(corpus),
             backbone,
@@ -88,26 +80,6 @@ def features_command(
         print(json.dumps(_as_json(report), ensure_ascii=False))
     else:
         _print(report, console)
-
-
-class _Rate(ProgressColumn):
-    def render(self, task: Task) -> Text:
-        done = task.completed - task.fields.get("started", 0)
-        rate = done / task.elapsed if task.elapsed and done else None
-        return Text(f"{rate:.1f} pictures/s" if rate else "", style="progress.data.speed")
-
-
-def _progress(console: Console) -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=30),
-        MofNCompleteColumn(),
-        _Rate(),
-        TextColumn("left"),
-        TimeRemainingColumn(elapsed_when_finished=True),
-        console=console,
-        disable=not console.is_terminal,
-    )
 
 
 def _grid(text: str) -> tuple[int, int]:

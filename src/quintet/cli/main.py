@@ -9,13 +9,19 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 import quintet
+from quintet.cli.analyse import analyse_command
 from quintet.cli.convert import convert_command
 from quintet.cli.data import data_app
 from quintet.cli.demo import demo_command
 from quintet.cli.evaluate import evaluate_command
+from quintet.cli.export import export_command
 from quintet.cli.features import features_command
+from quintet.cli.index import index_command
 from quintet.cli.lists import models_command, recipes_command
 from quintet.cli.mine import mine_command
+from quintet.cli.report import report_command
+from quintet.cli.search import search_command
+from quintet.cli.serve import serve_command
 from quintet.cli.study import StudyCommand, study_command
 from quintet.cli.train import train_command
 from quintet.errors import QuintetError, suggest
@@ -42,9 +48,15 @@ app.command("demo")(demo_command)
 app.command("features")(features_command)
 app.command("train")(train_command)
 app.command("evaluate")(evaluate_command)
+app.command("analyse")(analyse_command)
+app.command("report")(report_command)
 app.command("mine")(mine_command)
 app.command("study", cls=StudyCommand)(study_command)
+app.command("index")(index_command)
+app.command("search")(search_command)
+app.command("serve")(serve_command)
 app.command("convert")(convert_command)
+app.command("export")(export_command)
 app.command("models")(models_command)
 app.command("recipes")(recipes_command)
 

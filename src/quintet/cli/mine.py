@@ -124,7 +124,7 @@ def parse_size(text: str) -> int:
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", text, re.IGNORECASE)
     if match is None:
-        raise QuintetError(f"--memory {text!r} is not a size; write bytes or a unit, as in 512M or 8G")
+        raise QuintetError(f"{text!r} is not a size; write bytes or a unit, as in 512M or 8G")
     return int(float(match[1]) * SIZES[match[2].upper()])
 
 

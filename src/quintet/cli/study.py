@@ -17,7 +17,11 @@ from quintet.errors import RecipeError, TrainingError, suggest
 if TYPE_CHECKING:
     from quintet.training.recipe import Recipe
 
-LISTS = ("--seeds", "--top", "--alpha", "--beta", "--batch-size", "--protocol")
+LISTS = (
+    *("--seeds", "--top", "--alpha", "--beta", "--batch-size", "--protocol", "--tables", "--categories"),
+    *("--dimension", "--lambda", "--tau"),
+)
+DEFAULT_FORMS = ("fusion-bert", "fusion")  # of a method with several recipes: what HREM's ablations are of
 _VALUE = re.compile(r"\d+(\.\d+)?")
 
 
@@ -56,7 +60,7 @@ def study_command(
     corpus: Path | None = typer.Option(None, help="The corpus to train and measure on."),
     recipe: str | None = typer.Option(None, help="The base recipe: a shipped one or a YAML file."),
     matcher: str | None = typer.Option(
-        None, help="Instead of --recipe: scan, bfan, vsrn, vse++; the corpus does the rest."
+        None, help="Instead of --recipe: scan, bfan, vsrn, vse++, dual-path; the corpus does the rest."
     ),
     out: Path | None = typer.Option(
         None, "--out", "-o", help="The folder of the study; the same again goes on with it."
@@ -65,15 +69,33 @@ def study_command(
     seed: int | None = typer.Option(None, min=0, help="This one seed only."),
     protocol: str = typer.Option("full", metavar="NAME...", help="full, 5fold (COCO 1K), 5k (COCO 5K), identity."),
     ablations: bool = typer.Option(
-        False, "--ablations", help="aoq: the rows of the paper's Table 3, and squared terms."
+        False, "--ablations", help="aoq, hrem: the rows of the paper's Table 3; mmca: all values of Tables 4 to 6."
     ),
     top: str | None = typer.Option(
-        None, metavar="H...", help="aoq: lengths of the lists of texts, as in 200 500 1000."
+        None, metavar="N...", help="aoq: lengths of the lists of texts, as in 200 500; hrem: values of K, as in 5 10."
     ),
-    alpha: str | None = typer.Option(None, metavar="A...", help="aoq: values of alpha, as in 0.2 0.5."),
+    alpha: str | None = typer.Option(None, metavar="A...", help="aoq, mmca: values of alpha, as in 0.2 0.5."),
     beta: str | None = typer.Option(None, metavar="B...", help="aoq: values of beta, as in 1.0 2.0."),
     batch_size: str | None = typer.Option(None, metavar="N...", help="aoq: batch sizes of the online loss, as in 192."),
     timing: bool = typer.Option(False, "--timing", help="aoq: seconds per batch of each loss."),
+    tables: str | None = typer.Option(
+        None, metavar="N...", help="dual-path: which of the paper's tables 2 to 6; default: all."
+    ),
+    categories: str | None = typer.Option(
+        None, metavar="K...", help="dual-path: numbers of pseudo-categories, as in 3000 10000."
+    ),
+    dimension: str | None = typer.Option(
+        None, metavar="D...", help="mmca: dimensions of the hidden space, as in 64 128."
+    ),
+    without_cross: bool = typer.Option(False, "--without-cross", help="mmca: without the cross-attention module."),
+    relevance_weight: str | None = typer.Option(
+        None, "--lambda", metavar="L...", help="hrem: values of lambda, as in 0.5 1.0."
+    ),
+    neighbours: str | None = typer.Option(None, "--tau", metavar="T...", help="hrem: values of tau, as in 0.3 0.7."),
+    hard_samples: bool = typer.Option(
+        False, "--hard-samples", help="hrem: hard and infrequent test samples (Table 4)."
+    ),
+    curves: bool = typer.Option(False, "--curves", help="hrem: losses by epoch (Figure 7)."),
     block: int = typer.Option(1024, min=1, help="Images and texts scored at a time when measuring: memory only."),
     bootstrap: int = typer.Option(1000, min=0, help="Resamples behind the intervals of each result; 0: none."),
     device: str = typer.Option("auto", help="cpu, cuda, cuda:1 ...; auto takes a GPU where there is one."),
@@ -83,6 +105,12 @@ def study_command(
     """Train what a paper's tables compare, under one set of seeds, and fill in the tables.
 
     `quintet study aoq --corpus corpora/scenes --matcher vsrn --seeds 3 -o studies/aoq-vsrn`
+
+    `quintet study dual-path --corpus corpora/scenes --seeds 3 -o studies/dual-path`
+
+    `quintet study mmca --corpus corpora/f30k --ablations -o studies/mmca`
+
+    `quintet study hrem --corpus corpora/f30k --ablations --lambda 0.5 1 2 --hard-samples --curves -o studies/hrem`
 
     Finished runs are kept and unfinished ones resumed: the same command goes on after a stop, and trains nothing when
     all is there. OUT/tables.md has the tables, OUT/summary.json all numbers.
@@ -99,6 +127,14 @@ def study_command(
         "beta": _numbers("--beta", beta, float),
         "batch_size": _numbers("--batch-size", batch_size, int),
         "timing": timing,
+        "tables": _numbers("--tables", tables, int),
+        "categories": _numbers("--categories", categories, int),
+        "dimension": _numbers("--dimension", dimension, int),
+        "without_cross": without_cross,
+        "relevance_weight": _numbers("--lambda", relevance_weight, float),
+        "neighbours": _numbers("--tau", neighbours, float),
+        "hard_samples": hard_samples,
+        "curves": curves,
     }
     from quintet.training.studies import STUDIES
     from quintet.training.studies.engine import Settings, run_study
@@ -138,8 +174,11 @@ def _list(as_json: bool) -> None:
 
 
 def _base(study: str, recipe: str | None, matcher: str | None, corpus: Path | None, overrides: list[str]) -> Recipe:
+    from quintet.models import MODELS
     from quintet.training.recipe import load_recipe
 
+    if recipe is None and matcher is None and study in MODELS.entries:
+        matcher = study  # a study of one method needs no other word for it
     if (recipe is None) == (matcher is None):
         raise RecipeError("name the base recipe with --recipe, or choose it with --matcher (one of the two)")
     if recipe is None:
@@ -157,7 +196,8 @@ def recipe_of(study: str, matcher: str, corpus: Path | None) -> str:
     shipped = list_recipes()
     kinds = dict.fromkeys((Corpus.open(corpus).name, corpus.name))
     short = matcher.lower().replace("+", "")
-    for wanted in [f"{prefix}{short}-{kind}" for prefix in (f"{study}-", "") for kind in kinds]:
+    names = [f"{study}-{short}", short, *(f"{short}-{form}" for form in DEFAULT_FORMS)]
+    for wanted in [f"{name}-{kind}" for name in names for kind in kinds]:
         if wanted in shipped:
             return wanted
     fitting = [name for name in shipped if f"-{short}-" in f"-{name}"]
@@ -170,7 +210,8 @@ def recipe_of(study: str, matcher: str, corpus: Path | None) -> str:
 
 
 def _matchers(recipes: dict[str, str]) -> list[str]:
-    return sorted({name.removeprefix("aoq-").partition("-")[0] for name in recipes})
+    names = {name.removeprefix("aoq-") for name in recipes}
+    return sorted({"dual-path" if name.startswith("dual-path-") else name.partition("-")[0] for name in names})
 
 
 def _seeds(text: str) -> tuple[int, ...]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 Box = tuple[float, float, float, float]  # left, top, right, bottom
-Crop = Literal["none", "resized", "shift"]
+Crop = Literal["none", "resized", "shift", "squeeze"]
 FLIP = 0  # Pillow's Transpose.FLIP_LEFT_RIGHT
 ATTEMPTS = 10
 
@@ -59,6 +59,17 @@ def shifted_crop_box(
     return (left, top, min(left + wide, width), min(top + high, height))
 
 
+def squeezed_crop_box(
+    width: int, height: int, rng: np.random.Generator, size: tuple[int, int] = (224, 224), side: int = 256
+) -> Box:
+    """The box of a random crop of `size` (height, width) from a picture squeezed into a square of `side`."""
+    if side < max(size):
+        raise ValueError(f"side {side} is smaller than the crop {size}")
+    wide, high = width * size[1] / side, height * size[0] / side
+    left, top = rng.uniform(0, width - wide), rng.uniform(0, height - high)
+    return (left, top, min(left + wide, width), min(top + high, height))
+
+
 def random_flip(picture: Image, rng: np.random.Generator, probability: float = 0.5) -> Image:
     """The mirror image, sometimes. Use 0 where sentences say left and right."""
     return picture.transpose(FLIP) if rng.random() < probability else picture  # type: ignore[arg-type]
@@ -91,18 +102,19 @@ def random_view(
     """One random view of `size` (height, width): a crop, then a flip with the probability `flip`.
 
     `crop="resized"` draws area, aspect and place (VSE++ on pixels), "shift" only the place of a crop of `size` from the
-    picture with its short side at `short_side` (by default 8/7 of the size, as 256 is of 224), and "none" squeezes the
-    whole picture into the size.
+    picture with its short side at `short_side` (by default 8/7 of the size, as 256 is of 224), "squeeze" the same from
+    the picture made square (Dual-Path's pedestrians), and "none" squeezes the whole picture into the size.
     """
     width, height = picture.size
     if crop == "resized":
         box = resized_crop_box(width, height, rng, scale, ratio)
-    elif crop == "shift":
-        box = shifted_crop_box(width, height, rng, size, short_side or round(max(size) * 8 / 7))
+    elif crop in ("shift", "squeeze"):
+        box_of = shifted_crop_box if crop == "shift" else squeezed_crop_box
+        box = box_of(width, height, rng, size, short_side or round(max(size) * 8 / 7))
     elif crop == "none":
         box = (0, 0, width, height)
     else:
-        raise ValueError(f"crop must be 'none', 'resized' or 'shift', got {crop!r}")
+        raise ValueError(f"crop must be 'none', 'resized', 'shift' or 'squeeze', got {crop!r}")
     if picture.mode != "RGB":
         picture = picture.convert("RGB")
     from PIL.Image import Resampling

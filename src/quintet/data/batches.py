@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -59,6 +61,7 @@ class TextBatch(_Movable):
     tokens: Tensor  # (n, L) int64
     lengths: Tensor  # (n,) int64, each at least 1
     features: Tensor | None = None  # (n, L, d) of a frozen text encoder, where they are kept on disk
+    chances: Tensor | None = None  # (n,) uniform in [0, 1), drawn anew at each visit: where a text CNN puts them
 
     def __post_init__(self) -> None:
         if self.tokens.dim() != 2:
@@ -69,6 +72,8 @@ class TextBatch(_Movable):
             raise ValueError(f"{len(self.tokens)} sentences but lengths of shape {tuple(self.lengths.shape)}")
         if self.features is not None and self.features.shape[:2] != self.tokens.shape:
             raise ValueError(f"features must be {(*self.tokens.shape, 'd')}, got {tuple(self.features.shape)}")
+        if self.chances is not None and self.chances.shape != self.lengths.shape:
+            raise ValueError(f"{len(self.tokens)} sentences but chances of shape {tuple(self.chances.shape)}")
         if self.lengths.device.type == "cpu" and len(self.lengths):  # on an accelerator the look would wait for it
             shortest, longest = int(self.lengths.min()), int(self.lengths.max())
             if shortest < 1 or longest > self.tokens.shape[1]:
@@ -81,14 +86,19 @@ class TextBatch(_Movable):
         """(n, L) bool: which tokens are real."""
         return torch.arange(self.tokens.shape[1], device=self.tokens.device) < self.lengths[:, None]
 
+    def take(self, rows: Tensor | slice) -> TextBatch:
+        """Some of the sentences."""
+        parts: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        return replace(self, **{name: part[rows] for name, part in parts.items() if part is not None})
+
     @staticmethod
-    def from_ids(sentences: list[list[int]], pad: int = 0) -> TextBatch:
+    def from_ids(sentences: Sequence[Sequence[int] | np.ndarray], pad: int = 0) -> TextBatch:
         """Pad lists of token ids into a batch."""
-        longest = max((len(ids) for ids in sentences), default=0)
-        tokens = torch.full((len(sentences), longest), pad, dtype=torch.int64)
-        for row, ids in enumerate(sentences):
-            tokens[row, : len(ids)] = torch.as_tensor(ids, dtype=torch.int64)
-        return TextBatch(tokens, torch.tensor([len(ids) for ids in sentences], dtype=torch.int64))
+        lengths = np.array([len(ids) for ids in sentences], dtype=np.int64)
+        tokens = np.full((len(sentences), lengths.max(initial=0)), pad, dtype=np.int64)
+        for row, ids in zip(tokens, sentences, strict=True):
+            row[: len(ids)] = ids
+        return TextBatch(torch.from_numpy(tokens), torch.from_numpy(lengths))
 
 
 @dataclass(frozen=True)
@@ -102,6 +112,14 @@ class OfflineBatch(_Movable):
 
 
 @dataclass(frozen=True)
+class TextPool(_Movable):
+    """Training sentences beside the batch, from which a loss may take its negatives."""
+
+    texts: TextBatch
+    groups: Tensor  # (m,) int64
+
+
+@dataclass(frozen=True)
 class PairBatch(_Movable):
     """n corresponding pairs: row i of the pictures belongs to row i of the sentences."""
 
@@ -112,6 +130,7 @@ class PairBatch(_Movable):
     image_rows: Tensor  # (n,) int64 rows in the split
     text_rows: Tensor  # (n,) int64
     offline: OfflineBatch | None = None  # where the stage trains with mined negatives
+    pool: TextPool | None = None  # where a loss asks for one; the same for every process
 
     def __len__(self) -> int:
         return len(self.texts)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from quintet.data.batches import ImageBatch, OfflineBatch, PairBatch, TextBatch
+from quintet.data.batches import ImageBatch, OfflineBatch, PairBatch, TextBatch, TextPool
 from quintet.data.corpus import Corpus, Image, Split, Text
 from quintet.data.draws import OfflineRows
 from quintet.data.features import FeatureStore
@@ -20,6 +20,8 @@ from quintet.data.tokenizers import Tokenizer
 from quintet.data.word_features import WordFeatures
 
 CACHE_BYTES = 2**30  # decoded pictures kept in memory, as far as they fit
+CHANCES, POOL = 1, 2  # streams of random numbers beside the one that changes pictures
+WORDS = 1  # within them, the one that changes sentences
 
 
 class ImageSource(Protocol):
@@ -82,8 +84,15 @@ class PictureImages:
 class Sentences:
     """The sentences of a split, tokenized once."""
 
-    def __init__(self, tokenizer: Tokenizer, texts: Sequence[Text], features: WordFeatures | None = None) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        texts: Sequence[Text],
+        features: WordFeatures | None = None,
+        change: Callable[[np.ndarray, np.random.Generator], np.ndarray] | None = None,
+    ) -> None:
         self.features = features  # of the same sentences, by a frozen text encoder
+        self.change = change  # of a sentence's ids, in training
         self._pad = tokenizer.pad
         self._ids = [np.asarray(tokenizer.ids(text.text), dtype=np.int32) for text in texts]
 
@@ -93,9 +102,14 @@ class Sentences:
     def lengths(self) -> list[int]:
         return [len(ids) for ids in self._ids]
 
-    def batch(self, rows: Iterable[int]) -> TextBatch:
+    def batch(self, rows: Iterable[int], seeds: Sequence[Sequence[int]] | None = None) -> TextBatch:
+        """These sentences; `seeds`, one for each, ask for random changes."""
         rows = list(rows)
-        batch = TextBatch.from_ids([self._ids[row].tolist() for row in rows], self._pad)
+        sentences = [self._ids[row] for row in rows]
+        if seeds is not None and self.change is not None:
+            draws = zip(sentences, seeds, strict=True)
+            sentences = [self.change(ids, np.random.default_rng(seed)) for ids, seed in draws]
+        batch = TextBatch.from_ids(sentences, self._pad)
         if self.features is None:
             return batch
         return replace(batch, features=self.features.batch(rows, batch.tokens.shape[1]))
@@ -112,9 +126,11 @@ class _PairData(Dataset):
         pairs: Sequence[np.ndarray],
         seed: tuple[int, ...] | None,
         offline: Callable[[int], OfflineRows] | None,
+        chances: bool,
+        pool: Callable[[int], np.ndarray] | None,
     ) -> None:
         self.split, self.images, self.sentences = split, images, sentences
-        self.pairs, self.seed, self.offline = pairs, seed, offline
+        self.pairs, self.seed, self.offline, self.chances, self.pool = pairs, seed, offline, chances, pool
 
     def __len__(self) -> int:
         return len(self.pairs)
@@ -123,26 +139,44 @@ class _PairData(Dataset):
         image_rows, text_rows = np.ascontiguousarray(self.pairs[number].T)
         return PairBatch(
             images=self._images(image_rows, text_rows),
-            texts=self.sentences.batch(text_rows),
+            texts=self._texts(text_rows, image_rows),
             image_groups=torch.from_numpy(self.split.image_groups[image_rows]),
             text_groups=torch.from_numpy(self.split.text_groups[text_rows]),
             image_rows=torch.from_numpy(image_rows),
             text_rows=torch.from_numpy(text_rows),
             offline=None if self.offline is None else self._offline(self.offline(number)),
+            pool=None if self.pool is None else self._pool(self.pool(number)),
         )
 
     def _images(self, image_rows: np.ndarray, text_rows: np.ndarray) -> ImageBatch:
-        # One stream of random numbers per pair: the same whichever worker or process loads it.
+        return self.images.batch([self.split.images[row] for row in image_rows], self._seeds(image_rows, text_rows))
+
+    def _seeds(self, image_rows: np.ndarray, text_rows: np.ndarray, *stream: int) -> list[tuple[int, ...]] | None:
+        """One stream of random numbers per pair: the same whichever worker or process loads it."""
+        if self.seed is None:
+            return None
         pairs = zip(image_rows.tolist(), text_rows.tolist(), strict=True)
-        seeds = None if self.seed is None else [(*self.seed, image, text) for image, text in pairs]
-        return self.images.batch([self.split.images[row] for row in image_rows], seeds)
+        return [(*self.seed, image, text, *stream) for image, text in pairs]
+
+    def _texts(self, text_rows: np.ndarray, image_rows: np.ndarray, stream: int = CHANCES) -> TextBatch:
+        """Sentences, with the random number of each (text, image) pair where the matcher wants one."""
+        batch = self.sentences.batch(text_rows, self._seeds(image_rows, text_rows, stream, WORDS))
+        seeds = self._seeds(image_rows, text_rows, stream)
+        if not self.chances or seeds is None:
+            return batch
+        drawn = [np.random.default_rng(seed).random() for seed in seeds]
+        return replace(batch, chances=torch.tensor(drawn, dtype=torch.float32))
+
+    def _pool(self, rows: np.ndarray) -> TextPool:
+        texts = self._texts(rows, np.zeros_like(rows), POOL)
+        return TextPool(texts, torch.from_numpy(self.split.text_groups[rows]))
 
     def _offline(self, rows: OfflineRows) -> OfflineBatch:
         return OfflineBatch(
-            texts=self.sentences.batch(rows.off_text),
+            texts=self._texts(rows.off_text, rows.derived_image),
             images=self._images(rows.off_image, rows.derived_text),
             derived_images=self._images(rows.derived_image, rows.off_text),
-            derived_texts=self.sentences.batch(rows.derived_text),
+            derived_texts=self._texts(rows.derived_text, rows.off_image),
         )
 
 
@@ -154,13 +188,16 @@ def load_pairs(
     *,
     seed: tuple[int, ...] | None = None,
     offline: Callable[[int], OfflineRows] | None = None,
+    chances: bool = False,
+    pool: Callable[[int], np.ndarray] | None = None,
     workers: int = 0,
 ) -> Iterator[PairBatch]:
     """Batches of pairs in the order of `pairs`, each (n, 2): image row, text row.
 
-    `seed` turns augmentation on; `offline` gives the offline negatives of batch number 0, 1, ...
+    `seed` turns augmentation on, and with `chances` each sentence has a random number, too. `offline` gives the offline
+    negatives of batch number 0, 1, ..., `pool` the rows of further sentences.
     """
-    data = _PairData(split, images, sentences, pairs, seed, offline)
+    data = _PairData(split, images, sentences, pairs, seed, offline, chances, pool)
     # Its own generator: the loader draws a seed when it starts, which would shift dropout after a resumed epoch.
     yield from DataLoader(
         data,

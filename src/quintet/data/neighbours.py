@@ -1,64 +1,48 @@
-"""Batches of neighbours: pictures that look alike to the matcher, found by k-means (HREM section 3.4).
-
-k-means is Lloyd's algorithm from k-means++ seeds, in torch, so that it runs where the embeddings are and needs no
-further package.
-"""
+"""Batches of neighbours: pictures that look alike to the matcher, found by k-means (HREM section 3.4)."""
 
 from __future__ import annotations
 
-from typing import Literal
+from importlib import import_module
+from typing import Any, Literal
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from quintet.data.corpus import Split
 from quintet.data.sampling import epoch_batches
+from quintet.errors import QuintetError
 
-BLOCK = 2**26  # distances computed at a time
+BATCH, ROUNDS = 4096, 10  # of k-means: vectors looked at between two moves of the centres, passes over all of them
 NEIGHBOURS = 2  # the stream of random numbers that shuffles bunches
 
 
-def kmeans(vectors: Tensor, clusters: int, *, seed: tuple[int, ...], rounds: int = 20) -> Tensor:
+def kmeans(vectors: np.ndarray, clusters: int, *, seed: tuple[int, ...]) -> np.ndarray:
     """(n,) int64: the cluster of each row of (n, d), a function of the vectors and the seed. Some may be empty.
 
-    >>> kmeans(torch.tensor([[0.0], [0.1], [5.0], [5.1]]), 2, seed=(0,)).unique(return_counts=True)[1].tolist()
+    >>> np.bincount(kmeans(np.array([[0.0], [0.1], [5.0], [5.1]]), 2, seed=(0,))).tolist()
     [2, 2]
     """
     if not 1 <= clusters <= len(vectors):
         raise ValueError(f"{len(vectors)} vectors cannot make {clusters} clusters")
-    centres = _spread_seeds(vectors, clusters, np.random.default_rng(seed))  # (k, d)
-    labels = _nearest(vectors, centres)
-    for _ in range(rounds):
-        counts = torch.bincount(labels, minlength=clusters)[:, None]  # (k, 1)
-        sums = torch.zeros_like(centres).index_add_(0, labels, vectors)
-        centres = torch.where(counts > 0, sums / counts.clamp(min=1), centres)  # an empty cluster stays where it is
-        moved = _nearest(vectors, centres)
-        if torch.equal(moved, labels):
-            break
-        labels = moved
-    return labels
+    found = require_clustering().MiniBatchKMeans(
+        clusters,
+        batch_size=BATCH,
+        max_iter=ROUNDS,
+        max_no_improvement=None,  # stopping early would hang on sums whose rounding depends on the number of threads
+        n_init=1,
+        random_state=int(np.random.SeedSequence(seed).generate_state(1)[0]),
+    )
+    return found.fit_predict(np.ascontiguousarray(vectors)).astype(np.int64)
 
 
-def _spread_seeds(vectors: Tensor, clusters: int, rng: np.random.Generator) -> Tensor:
-    """k-means++: each further seed is drawn with a probability proportional to its squared distance from the others."""
-    chosen = [int(rng.integers(len(vectors)))]
-    distance = _squared(vectors, vectors[chosen])[:, 0]  # (n,)
-    for draw in rng.random(clusters - 1):
-        total = distance.double().cumsum(dim=0)
-        at = int(torch.searchsorted(total, total[-1] * draw, right=True))
-        chosen.append(min(at, len(vectors) - 1))
-        distance = torch.minimum(distance, _squared(vectors, vectors[chosen[-1:]])[:, 0])
-    return vectors[chosen].clone()
-
-
-def _nearest(vectors: Tensor, centres: Tensor) -> Tensor:
-    size = max(1, BLOCK // len(centres))
-    return torch.cat([_squared(block, centres).argmin(dim=1) for block in vectors.split(size)])
-
-
-def _squared(rows: Tensor, columns: Tensor) -> Tensor:
-    return (rows.square().sum(1)[:, None] + columns.square().sum(1) - 2 * rows @ columns.T).clamp(min=0)
+def require_clustering() -> Any:
+    """scikit-learn's module of clusterings, or how to get it."""
+    try:
+        return import_module("sklearn.cluster")
+    except ImportError:
+        raise QuintetError(
+            "k-means (batches of neighbours, pseudo-categories) needs scikit-learn: `pip install 'quintet[cluster]'`; "
+            "or set batches.kind=random, or leave `categories` out"
+        ) from None
 
 
 def neighbour_batches(

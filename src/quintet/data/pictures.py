@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import ExifTags, Image, ImageOps
 
 from quintet.errors import PictureError
 
@@ -76,18 +76,26 @@ def thumbnail(
     return picture
 
 
+def picture_header(data: bytes, *, name: str = "the picture") -> tuple[tuple[int, int], Image.Exif]:
+    """Width and height as `open_picture` would give them, and the EXIF data, without decoding any pixel.
+
+    >>> buffer = io.BytesIO()
+    >>> Image.new("L", (3, 2)).save(buffer, "PNG")
+    >>> picture_header(buffer.getvalue())[0]
+    (3, 2)
+    """
+    with _open(io.BytesIO(data), len(data), name, MAX_PIXELS) as picture:
+        try:
+            exif = picture.getexif()
+            turned = exif.get(ExifTags.Base.Orientation) in (5, 6, 7, 8)
+        except _DAMAGE:  # damaged EXIF is no EXIF; whether the pixels are damaged is another question
+            exif, turned = Image.Exif(), False
+        width, height = picture.size
+        return ((height, width) if turned else (width, height)), exif
+
+
 def _read(file: IO[bytes], size: int, name: str, max_pixels: int) -> Image.Image:
-    if size == 0:
-        raise PictureError(f"{name} is empty (0 bytes); fetch or export it again")
-    try:
-        picture = Image.open(file, formats=_formats())
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-        raise PictureError(_too_large(name, "far more", max_pixels)) from None
-    except _DAMAGE as error:
-        raise PictureError(
-            f"{name} is not a picture Quintet can read ({_why(error)}); it reads {', '.join(_formats())}"
-        ) from None
-    with picture:
+    with _open(file, size, name, max_pixels) as picture:
         width, height = picture.size
         if width * height > max_pixels:
             raise PictureError(_too_large(name, f"{width} x {height}", max_pixels))
@@ -96,6 +104,20 @@ def _read(file: IO[bytes], size: int, name: str, max_pixels: int) -> Image.Image
             return _to_rgb(ImageOps.exif_transpose(picture), name)
         except _DAMAGE as error:
             raise PictureError(f"{name} is damaged or cut short ({_why(error)}); fetch or export it again") from None
+
+
+def _open(file: IO[bytes], size: int, name: str, max_pixels: int) -> Image.Image:
+    """The header read, nothing decoded."""
+    if size == 0:
+        raise PictureError(f"{name} is empty (0 bytes); fetch or export it again")
+    try:
+        return Image.open(file, formats=_formats())
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+        raise PictureError(_too_large(name, "far more", max_pixels)) from None
+    except _DAMAGE as error:
+        raise PictureError(
+            f"{name} is not a picture Quintet can read ({_why(error)}); it reads {', '.join(_formats())}"
+        ) from None
 
 
 def _formats() -> list[str]:

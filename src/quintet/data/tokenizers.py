@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
+
+import numpy as np
 
 from quintet.data.batches import TextBatch
 from quintet.errors import RunError
 from quintet.files import read_json
 
 
+@dataclass(frozen=True)
+class TokenKinds:
+    """What the ids of a tokenizer are, for those who change sentences."""
+
+    mark: np.ndarray  # (ids,) bool: no part of a word, as padding, start and end
+    continues: np.ndarray  # (ids,) bool: a piece that goes on with the word before it
+    mask: int  # stands for a word that is hidden
+
+
 class Tokenizer(Protocol):
     pad: int  # the id that fills a batch up
+    unknown: int  # the id of what it does not know
 
     def __len__(self) -> int:
         """How many ids there are: the size of an embedding table for them."""
@@ -24,6 +37,10 @@ class Tokenizer(Protocol):
 
     def tokens(self, sentence: str) -> list[str]:
         """The same as words or word pieces, one for each id, for people to read."""
+        ...
+
+    def kinds(self) -> TokenKinds:
+        """What each id is."""
         ...
 
     def state(self) -> dict[str, Any]:

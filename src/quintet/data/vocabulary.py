@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from quintet.data.tokenizers import TokenKinds
 from quintet.data.words import split_words
 from quintet.errors import QuintetError, RunError
 from quintet.files import read_json
 
 PAD, START, END, UNKNOWN = range(4)
 MARKS = ("<pad>", "<start>", "<end>", "<unk>")
+MASK = "<mask>"
 SCAN_KEYS = ("word2idx", "idx2word", "idx")
 
 
@@ -33,10 +37,11 @@ class Coverage:
 
 
 class WordVocabulary:
-    """Ids of lower-cased words: `<pad>` 0, `<start>` 1, `<end>` 2, `<unk>` 3, then the words.
+    """Ids of words: `<pad>` 0, `<start>` 1, `<end>` 2, `<unk>` 3, then the words.
 
     A sentence becomes `<start>` words `<end>`, or the bare words with `marks=False`. `longest` cuts it to so many ids,
-    the two marks included; None cuts nothing.
+    the two marks included; None cuts nothing. Words outside the vocabulary are `<unk>`, or with `drop_unknown` left out
+    (before the cut). Words are lower-cased; `case=True` keeps their capitals.
 
     >>> vocabulary = WordVocabulary.build(["A dog runs.", "A dog!"], min_count=2)
     >>> vocabulary.words
@@ -46,13 +51,23 @@ class WordVocabulary:
     """
 
     pad = PAD
+    unknown = UNKNOWN
 
-    def __init__(self, words: Sequence[str], marks: bool = True, longest: int | None = None) -> None:
+    def __init__(
+        self,
+        words: Sequence[str],
+        marks: bool = True,
+        longest: int | None = None,
+        drop_unknown: bool = False,
+        case: bool = False,
+    ) -> None:
         if longest is not None and longest < 3:
             raise ValueError(f"longest must leave room for <start>, a word and <end>, got {longest}")
         self.words = list(words)  # id -> word
         self.marks = marks
         self.longest = longest
+        self.drop_unknown = drop_unknown
+        self.case = case
         self._id_of = {word: id_ for id_, word in enumerate(self.words)}
         if tuple(self.words[: len(MARKS)]) != MARKS:
             raise QuintetError(f"a vocabulary starts with {' '.join(MARKS)}, this one with {self.words[: len(MARKS)]}")
@@ -68,6 +83,8 @@ class WordVocabulary:
         max_words: int | None = None,
         marks: bool = True,
         longest: int | None = None,
+        drop_unknown: bool = False,
+        case: bool = False,
     ) -> WordVocabulary:
         """From the training sentences, and no others: words seen `min_count` times or more, the most frequent first.
 
@@ -76,10 +93,15 @@ class WordVocabulary:
         """
         if min_count < 1:
             raise ValueError(f"min_count must be at least 1, got {min_count}")
-        counts = Counter(word for sentence in sentences for word in split_words(sentence))
+        counts = Counter(word for sentence in sentences for word in split_words(sentence, lower=not case))
         ordered = sorted(counts, key=lambda word: (-counts[word], word))
         frequent = (word for word in ordered if counts[word] >= min_count and word not in MARKS)
-        return cls([*MARKS, *islice(frequent, max_words)], marks, longest)
+        return cls([*MARKS, *islice(frequent, max_words)], marks, longest, drop_unknown, case)
+
+    def only(self, known: Collection[str]) -> WordVocabulary:
+        """The same with none but some of its words, in the same order."""
+        words = [word for word in self.words[len(MARKS) :] if word in known]
+        return WordVocabulary([*MARKS, *words], self.marks, self.longest, self.drop_unknown, self.case)
 
     def __len__(self) -> int:
         return len(self.words)
@@ -88,17 +110,26 @@ class WordVocabulary:
         return word in self._id_of
 
     def ids(self, sentence: str) -> list[int]:
-        """Never empty: a sentence without words is `<start> <end>`, or `<unk>` where there are no marks."""
+        """Never empty: a sentence without words is `<start> <end>`, or where there are no marks `<unk>`.
+
+        Where unknown words are dropped, too, it is `<pad>`.
+        """
         words = [self._id_of.get(word, UNKNOWN) for word in self._kept(sentence)]
-        return [START, *words, END] if self.marks else words or [UNKNOWN]
+        return [START, *words, END] if self.marks else words or [self._nothing]
 
     def tokens(self, sentence: str) -> list[str]:
         """One for each id, as written in the sentence: unknown words are shown, not replaced."""
         words = self._kept(sentence)
-        return [MARKS[START], *words, MARKS[END]] if self.marks else words or [MARKS[UNKNOWN]]
+        return [MARKS[START], *words, MARKS[END]] if self.marks else words or [MARKS[self._nothing]]
+
+    @property
+    def _nothing(self) -> int:
+        return PAD if self.drop_unknown else UNKNOWN
 
     def _kept(self, sentence: str) -> list[str]:
-        words = split_words(sentence)
+        words = split_words(sentence, lower=not self.case)
+        if self.drop_unknown:
+            words = [word for word in words if word in self._id_of]
         return words if self.longest is None else words[: self.longest - 2 * self.marks]
 
     def coverage(self, sentences: Iterable[str], examples: int = 10) -> Coverage:
@@ -109,24 +140,39 @@ class WordVocabulary:
         """
         tokens, unknown = 0, Counter[str]()
         for sentence in sentences:
-            words = split_words(sentence)
+            words = split_words(sentence, lower=not self.case)
             tokens += len(words)
             unknown.update(word for word in words if word not in self._id_of)
         frequent = sorted(unknown.items(), key=lambda item: (-item[1], item[0]))
         return Coverage(tokens, unknown.total(), tuple(frequent[:examples]))
 
+    def kinds(self) -> TokenKinds:
+        """Hidden words are `<unk>`, unless the vocabulary has a word `<mask>` (VSE-infinity's code adds one)."""
+        mask = self._id_of.get(MASK, UNKNOWN)
+        mark = np.isin(np.arange(len(self)), [PAD, START, END, *([mask] if mask != UNKNOWN else [])])
+        return TokenKinds(mark, np.zeros(len(self), dtype=bool), mask)
+
     def state(self) -> dict[str, Any]:
-        return {"kind": "words", "marks": self.marks, "longest": self.longest, "words": self.words}
+        flags = {"marks": self.marks, "longest": self.longest, "drop_unknown": self.drop_unknown, "case": self.case}
+        return {"kind": "words", **flags, "words": self.words}
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> WordVocabulary:
         words = state.get("words")
         if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
             raise RunError("a saved word vocabulary needs 'words', a list of strings; the file is damaged")
-        return cls(words, bool(state.get("marks", True)), state.get("longest"))
+        flags = bool(state.get("drop_unknown", False)), bool(state.get("case", False))
+        return cls(words, bool(state.get("marks", True)), state.get("longest"), *flags)
 
     @classmethod
-    def load_scan_json(cls, path: Path | str, marks: bool = True, longest: int | None = None) -> WordVocabulary:
+    def load_scan_json(
+        cls,
+        path: Path | str,
+        marks: bool = True,
+        longest: int | None = None,
+        drop_unknown: bool = False,
+        case: bool = False,
+    ) -> WordVocabulary:
         """Read the JSON that SCAN, BFAN and AOQ ship: `word2idx`, `idx2word` (string keys) and `idx`, the size."""
         saved = read_json(path)
         if not isinstance(saved, dict) or any(key not in saved for key in SCAN_KEYS):
@@ -143,6 +189,6 @@ class WordVocabulary:
             if id_of.get(word) != id_:
                 raise QuintetError(f"{path}: {word!r} is {id_} in idx2word but {id_of.get(word)} in word2idx")
         try:
-            return cls([word_of[str(id_)] for id_ in range(size)], marks, longest)
+            return cls([word_of[str(id_)] for id_ in range(size)], marks, longest, drop_unknown, case)
         except QuintetError as error:
             raise QuintetError(f"{path}: {error}") from None

@@ -9,6 +9,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from quintet.data.tokenizers import TokenKinds
 from quintet.data.wordpiece_training import learn_pieces
 from quintet.errors import QuintetError, RunError
 from quintet.files import read_json
@@ -35,6 +38,7 @@ class WordPiece:
         if lacking:
             raise QuintetError(f"the WordPiece vocabulary has no {', '.join(lacking)}; is it a BERT vocabulary?")
         self.pad: int = vocabulary["[PAD]"]
+        self.unknown: int = vocabulary["[UNK]"]
         self.mask: int | None = vocabulary.get("[MASK]")
         self.longest = longest
         self._size = max(vocabulary.values()) + 1
@@ -89,6 +93,15 @@ class WordPiece:
 
     def tokens(self, sentence: str) -> list[str]:
         return self._tokenizer.encode(sentence).tokens
+
+    def kinds(self) -> TokenKinds:
+        if self.mask is None:
+            raise QuintetError("this WordPiece vocabulary has no [MASK], which hidden words need; set augment.words=0")
+        mark, continues = (np.zeros(self._size, dtype=bool) for _ in range(2))
+        for piece, id_ in self._tokenizer.get_vocab().items():
+            mark[id_] = piece in MARKS and piece != "[UNK]"
+            continues[id_] = piece.startswith("##")
+        return TokenKinds(mark, continues, self.mask)
 
     def state(self) -> dict[str, Any]:
         """With the whole vocabulary inside, so that a run can be moved to another machine."""

@@ -70,13 +70,13 @@ _DASHES = frozenset("\u2013\u2014")
 _INSIDE_WORDS = frozenset("\u00b7\u05f3\u05f4")  # middle dot (Catalan), geresh and gershayim (Hebrew)
 
 
-def split_words(sentence: str) -> list[str]:
-    """The words and marks of a sentence, lower-cased.
+def split_words(sentence: str, lower: bool = True) -> list[str]:
+    """The words and marks of a sentence, lower-cased unless that is turned off.
 
     >>> split_words("A man's T-shirt doesn't fit, so he (40) smiles.")
     ['a', 'man', "'s", 't-shirt', 'does', "n't", 'fit', ',', 'so', 'he', '(', '40', ')', 'smiles', '.']
     """
-    text = unicodedata.normalize("NFC", sentence.lower().translate(_SAME))
+    text = unicodedata.normalize("NFC", (sentence.lower() if lower else sentence).translate(_SAME))
     if not text.isascii():
         text = "".join(f" {char} " if _stands_alone(char) else char for char in text)
     chunks = text.split()

@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from quintet.layers.normalize import HALF
+from quintet.layers.padded_gru import gru_states
 
 TEMPERATURE = 0.1  # of the softmax over positions in GPO
 
@@ -53,19 +53,21 @@ class GPO(nn.Module):
     """Generalized pooling operator of VSE-infinity: a learned weighted sum of the sorted values of every channel.
 
     The weight of rank k among n values comes from k and n alone (a bi-GRU over sinusoidal codes of the ranks 1..n,
-    then a linear map and a softmax), so the operator can become a mean, a maximum or a mean of the top k.
+    then a linear map and a softmax), so the operator can become a mean, a maximum or a mean of the top k. The released
+    code counts ranks from 0: `first_rank=0`.
 
     >>> pool = GPO()
     >>> pool(torch.randn(2, 5, 8), torch.ones(2, 5, dtype=torch.bool)).shape
     torch.Size([2, 8])
     """
 
-    def __init__(self, position_dim: int = 32, hidden: int = 32) -> None:
+    def __init__(self, position_dim: int = 32, hidden: int = 32, first_rank: int = 1) -> None:
         super().__init__()
         if position_dim % 2:
             raise ValueError(f"position_dim must be even (sine and cosine), got {position_dim}")
         self.position_dim = position_dim
         self.hidden = hidden
+        self.first_rank = first_rank
         self.gru = nn.GRU(position_dim, hidden, batch_first=True, bidirectional=True)
         self.linear = nn.Linear(hidden, 1, bias=False)
 
@@ -84,10 +86,9 @@ class GPO(nn.Module):
 
     def weights(self, counts: Tensor, length: int) -> Tensor:
         """(n,) counts from 1 to `length` -> (n, length) weights of the ranks, zero beyond the count, summing to 1."""
-        codes = rank_codes(length, self.position_dim).to(self.linear.weight)  # (L, p)
-        codes = codes.expand(len(counts), -1, -1)  # (n, L, p)
-        packed, _ = self.gru(pack_padded_sequence(codes, counts.cpu(), batch_first=True, enforce_sorted=False))
-        states, _ = pad_packed_sequence(packed, batch_first=True, total_length=length)  # (n, L, 2 h)
+        codes = rank_codes(length, self.position_dim, self.first_rank).to(self.linear.weight)  # (L, p)
+        codes = codes.expand(counts.shape[0], -1, -1)  # (n, L, p)
+        states = gru_states(self.gru, codes, counts)  # (n, L, 2 h)
         states = (states[..., : self.hidden] + states[..., self.hidden :]) / 2  # (n, L, h)
         logits = self.linear(states).squeeze(-1)  # (n, L)
         logits = logits.float() if logits.dtype in HALF else logits  # the division by 0.1 spends three more bits
@@ -95,9 +96,9 @@ class GPO(nn.Module):
         return (logits / TEMPERATURE).masked_fill(beyond, -math.inf).softmax(dim=1)
 
 
-def rank_codes(length: int, dim: int) -> Tensor:
-    """(length, dim) sinusoidal codes of the ranks 1..length: sine in even channels, cosine in odd ones."""
-    rank = torch.arange(1, length + 1, dtype=torch.float64)[:, None]  # (L, 1)
+def rank_codes(length: int, dim: int, first: int = 1) -> Tensor:
+    """(length, dim) sinusoidal codes of the ranks from `first` on: sine in even channels, cosine in odd ones."""
+    rank = torch.arange(first, first + length, dtype=torch.float64)[:, None]  # (L, 1)
     frequency = 10_000.0 ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)  # (dim / 2,)
     return torch.stack([(rank * frequency).sin(), (rank * frequency).cos()], dim=-1).flatten(1)  # (L, dim)
 
@@ -119,12 +120,12 @@ class Pool(nn.Module):
         return self.function.__name__
 
 
-def create_pooling(name: str) -> nn.Module:
-    """`mean`, `max` or `gpo`."""
+def create_pooling(name: str, first_rank: int = 1) -> nn.Module:
+    """`mean`, `max` or `gpo` (with ranks counted from `first_rank`)."""
     makers: dict[str, Callable[[], nn.Module]] = {
         "mean": lambda: Pool(masked_mean),
         "max": lambda: Pool(masked_max),
-        "gpo": GPO,
+        "gpo": lambda: GPO(first_rank=first_rank),
     }
     if name not in makers:
         raise ValueError(f"there is no pooling {name!r}; choose one of: {', '.join(makers)}")

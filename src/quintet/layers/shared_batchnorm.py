@@ -2,27 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from quintet import processes
-
-
-class _SumOverProcesses(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, values: Tensor) -> Tensor:
-        summed = values.clone()
-        dist.all_reduce(summed)
-        return summed
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        summed = gradients[0].contiguous().clone()
-        dist.all_reduce(summed)
-        return summed
 
 
 class SharedBatchNorm(nn.Module):
@@ -47,10 +30,10 @@ class SharedBatchNorm(nn.Module):
         if self.training:
             others = [0, *range(2, x.dim())]
             size = x.new_tensor([x.numel() / x.shape[1]])
-            sums = _SumOverProcesses.apply(torch.cat([x.sum(others), size]))  # (d + 1,)
+            sums = processes.add_up(torch.cat([x.sum(others), size]))  # (d + 1,)
             count = sums[-1].detach()
             mean = sums[:-1] / count
-            squares = _SumOverProcesses.apply((x - mean.view(shape)).square().sum(others))  # (d,)
+            squares = processes.add_up((x - mean.view(shape)).square().sum(others))  # (d,)
             variance = squares / count
             self._track(mean.detach(), variance.detach(), count)
         else:

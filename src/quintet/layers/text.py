@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+
+from quintet.layers.padded_gru import gru_final, gru_states
 
 
 class BiGRUEncoder(nn.Module):
@@ -42,8 +43,7 @@ class BiGRUEncoder(nn.Module):
         mask = torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]  # (n, L)
         if not len(tokens):
             return self.embed.weight.new_zeros((*tokens.shape, self.dim)), mask
-        packed, _ = self.rnn(_pack(self.dropout(self.embed(tokens)), lengths))
-        words, _ = pad_packed_sequence(packed, batch_first=True, total_length=tokens.shape[1])  # (n, L, d or 2 d)
+        words = gru_states(self.rnn, self.dropout(self.embed(tokens)), lengths)  # (n, L, d or 2 d)
         if self.rnn.bidirectional:
             words = (words[..., : self.dim] + words[..., self.dim :]) / 2  # (n, L, d)
         return words, mask
@@ -78,7 +78,7 @@ class LastStateGRU(nn.Module):
         """(n, L) ids and (n,) lengths -> (n, d)."""
         if not len(tokens):
             return self.embed.weight.new_zeros((0, self.dim))
-        _, final = self.rnn(_pack(self.dropout(self.embed(tokens)), lengths))  # (directions, n, d)
+        final = gru_final(self.rnn, self.dropout(self.embed(tokens)), lengths)  # (directions, n, d)
         return final.mean(dim=0)  # (n, d)
 
 
@@ -96,8 +96,3 @@ def word_embedding(vocabulary_size: int, word_dim: int, initial: Tensor | None =
     with torch.no_grad():
         table.weight.copy_(initial)
     return table
-
-
-def _pack(words: Tensor, lengths: Tensor) -> PackedSequence:
-    # torch wants the lengths on the CPU; it sorts and unsorts by itself.
-    return pack_padded_sequence(words, lengths.cpu(), batch_first=True, enforce_sorted=False)

@@ -56,12 +56,13 @@ class TextCNN(nn.Module):
         """(..., L, in_dim), (..., L) -> (..., dim); the mask may have fewer dimensions in front."""
         if mask is not None:
             words = words.masked_fill(~mask[..., None], 0)
-        length = words.shape[-2]
-        padded = F.pad(words, (0, 0, 0, max(self.windows) - 1))  # (..., L + widest - 1, in_dim)
+        length, widest = words.shape[-2], max(self.windows)
+        padded = F.pad(words, (0, 0, 0, widest - 1))  # (..., L + widest - 1, in_dim)
+        # Every window, as wide as the widest; a narrower one is its first words, and needs no copy of its own.
+        spans = torch.cat([padded[..., place : place + length, :] for place in range(widest)], dim=-1).flatten(0, -2)
         found = []
         for window, bank in zip(self.windows, self.filter_banks, strict=True):
-            places = [padded[..., place : place + length, :] for place in range(window)]
-            features = bank(torch.cat(places, dim=-1) if window > 1 else words)  # (..., L, filters)
+            features = bank(spans[:, : window * self.in_dim]).unflatten(0, words.shape[:-1])  # (..., L, filters)
             start = self._may_start(mask, window, length, words.device)
             if start is not None:
                 features = features.masked_fill(~start[..., None], -math.inf)

@@ -101,9 +101,14 @@ class AfterAttention(nn.Module):
 
     def forward(self, x: Tensor, mixed: Tensor) -> Tensor:
         """The unit's input and its attention's output, (..., d) each and broadcast against each other -> (..., d)."""
-        attended = self.norm_attention(x + self.dropout(self.output(mixed)))
-        inner = self.activation(self.ffn_in(attended))  # (..., ffn_dim)
-        return self.norm_ffn(attended + self.dropout(self.ffn_out(inner)))
+        attended = self.norm_attention(x + self.dropout(by_rows(self.output, mixed)))
+        inner = self.activation(by_rows(self.ffn_in, attended))  # (..., ffn_dim)
+        return self.norm_ffn(attended + self.dropout(by_rows(self.ffn_out, inner)))
+
+
+def by_rows(layer: nn.Linear, x: Tensor) -> Tensor:
+    """The layer on (..., d) as on one matrix: with more dimensions torch would add the bias in a second pass."""
+    return layer(x.flatten(0, -2)).unflatten(0, x.shape[:-1])
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:

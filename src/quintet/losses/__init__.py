@@ -12,5 +12,8 @@ OBJECTIVES = Registry(
         "quintuplet": "quintet.losses.quintuplet_objective:QuintupletObjective",
         "caption": "quintet.losses.caption:CaptionObjective",
         "relation": "quintet.losses.relation:RelationObjective",
+        "instance": "quintet.losses.instance:InstanceObjective",
+        "ranking": "quintet.losses.ranking:RankingObjective",
+        "contrastive": "quintet.losses.contrastive:ContrastiveObjective",
     },
 )

@@ -90,7 +90,7 @@ class RelationObjective(nn.Module):
         with torch.autocast(step.batch.text_groups.device.type, enabled=False):
             images = processes.gather_rows(_embedding(step.image_codes), step.total)  # (N, d)
             texts = processes.gather_rows(_embedding(step.text_codes), step.total)
-            random = _shared_generator(images.device)
+            random = processes.shared_generator(images.device)
             cost, without = self._cost(step, images, texts, random)
             terms = {"initial": Term(cost, self.weight, flat=2 * self.margin)}
             if self.graph is not None and self._is_warm(step):
@@ -143,14 +143,6 @@ class RelationObjective(nn.Module):
         text, no_text = sampled_triplet(scores, step.same_group, uniform[0], **self.sampling)  # type: ignore[arg-type]
         image, no_image = sampled_triplet(scores.T, step.same_group.T, uniform[1], **self.sampling)  # type: ignore[arg-type]
         return (text + image)[step.mine], (no_text.to(scores.dtype) + no_image)[step.mine]
-
-
-def _shared_generator(device: torch.device) -> torch.Generator:
-    """A generator that all processes seed alike, from the first one's stream: sharing work out changes no draw."""
-    seed = torch.randint(2**62, (1,))
-    if processes.count() > 1:
-        seed = processes.sum_over_processes((seed if processes.is_first() else torch.zeros_like(seed)).to(device))
-    return torch.Generator(device).manual_seed(int(seed))
 
 
 def _embedding(codes: Codes) -> Tensor:

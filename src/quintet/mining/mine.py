@@ -17,7 +17,6 @@ from quintet.codes import Codes
 from quintet.data.corpus import Split, split_checksum
 from quintet.data.negatives import NegativeLists
 from quintet.errors import QuintetError
-from quintet.evaluation.evaluate import evaluation_mode
 from quintet.mining.exact import Direction
 from quintet.mining.exclude import Exclusions
 from quintet.mining.gather import gather_lists, gather_rows
@@ -38,7 +37,7 @@ from quintet.mining.plan import (
 from quintet.mining.rounded import float32_sums
 from quintet.mining.source import Source
 from quintet.mining.summary import list_counts, summarise
-from quintet.models.matcher import Matcher
+from quintet.models.matcher import Matcher, evaluation_mode
 
 Progress = Callable[[int, int], None]  # pairs done, pairs in all
 

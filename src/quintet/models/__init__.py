@@ -18,6 +18,8 @@ MODELS = Registry(
         "vsrn": "quintet.models.vsrn:build_vsrn",
         "mmca": "quintet.models.mmca:build_mmca",
         "hrem": "quintet.models.hrem:build_hrem",
+        "dual-path": "quintet.models.dual_path:build_dual_path",
+        "heads": "quintet.models.heads:build_heads",
     },
 )
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from quintet.backbones.text_encoder import HuggingFaceText, SmallText
+from quintet.backbones.text_encoder import SmallText
 from quintet.codes import Codes
 from quintet.data.batches import ImageBatch, TextBatch
 from quintet.errors import RecipeError
@@ -19,6 +19,7 @@ from quintet.layers.normalize import HALF, l2norm
 from quintet.layers.regions import RegionProjection
 from quintet.layers.text import BiGRUEncoder
 from quintet.models.fragments import check_choice
+from quintet.models.pretrained_text import pretrained_text
 from quintet.scores.embedding import dot_score_pairs, dot_scores
 
 Projection = Literal["linear", "mlp"]
@@ -163,13 +164,5 @@ def _words(
         return BiGRUEncoder(vocabulary_size, word_dim, dim)
     if text == "small":
         return SmallText(vocabulary_size, dim)
-    if not text.startswith("hf:"):
-        raise RecipeError(f"matcher 'hrem': text is 'bigru', 'small' or 'hf:FOLDER_OR_HUB_NAME', not {text!r}")
-    name = text.removeprefix("hf:")
-    words = HuggingFaceText(name, config=config, pretrained=pretrained, trainable=True)
-    if words.vocabulary_size < vocabulary_size:
-        raise RecipeError(
-            f"the tokenizer has {vocabulary_size} ids, but the text encoder {name} knows {words.vocabulary_size}; "
-            f"use its own: data.tokenizer={{kind: wordpiece, source: {name}}}"
-        )
-    return words
+    settings: dict[str, Any] = {"config": config, "pretrained": pretrained, "trainable": True}
+    return pretrained_text("hrem", text, "'bigru', 'small'", vocabulary_size, **settings)

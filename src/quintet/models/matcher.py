@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Literal, Protocol, runtime_checkable
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from quintet.codes import Codes
 from quintet.data.batches import ImageBatch, TextBatch
@@ -34,3 +36,16 @@ class Matcher(Protocol):
     def score_pairs(self, image_codes: Codes, text_codes: Codes) -> Tensor:
         """(n,): row i against row i."""
         ...
+
+
+@contextmanager
+def evaluation_mode(matcher: Matcher) -> Iterator[None]:
+    """Evaluation mode, then every module back in the mode it was in (parts kept frozen stay frozen)."""
+    modes = [(module, module.training) for module in matcher.modules()] if isinstance(matcher, nn.Module) else []
+    for module, _ in modes:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training

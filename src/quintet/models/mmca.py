@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from quintet.backbones.text_encoder import HuggingFaceText, SmallText
+from quintet.backbones.text_encoder import SmallText
 from quintet.codes import Codes
 from quintet.data.batches import ImageBatch, TextBatch
 from quintet.errors import RecipeError
@@ -19,6 +19,7 @@ from quintet.layers.regions import RegionProjection
 from quintet.layers.text_cnn import SentenceNorm, TextCNN
 from quintet.layers.transformer_unit import Activation, Scale, TransformerUnit
 from quintet.models.fragments import check_choice
+from quintet.models.pretrained_text import pretrained_text
 from quintet.scores.attention_map import AttentionMap
 from quintet.scores.embedding import dot_score_pairs, dot_scores
 from quintet.scores.gram import Precision
@@ -202,7 +203,7 @@ def build_mmca(
         )
     else:
         settings = {"config": text_config, "pretrained": text_pretrained, "trainable": text_trainable}
-        text_encoder = _pretrained_text(text, vocabulary_size, dropout=text_dropout, **settings)
+        text_encoder = pretrained_text("mmca", text, "'small'", vocabulary_size, dropout=text_dropout, **settings)
     text_width = int(text_encoder.dim)  # type: ignore[arg-type]
     needs_words = cross or sentence_cnn == "projected"  # of the regions' width
     if needs_words and not project_words and text_width != embed_dim:
@@ -238,16 +239,3 @@ def build_mmca(
         budget=budget,
         recompute=recompute,
     )
-
-
-def _pretrained_text(text: str, vocabulary_size: int, **settings: Any) -> HuggingFaceText:
-    if not text.startswith("hf:"):
-        raise RecipeError(f"matcher 'mmca': text is 'small' or 'hf:FOLDER_OR_HUB_NAME', not {text!r}")
-    name = text.removeprefix("hf:")
-    encoder = HuggingFaceText(name, **settings)
-    if vocabulary_size > encoder.vocabulary_size:
-        raise RecipeError(
-            f"the tokenizer has {vocabulary_size} ids, the text encoder {name} knows {encoder.vocabulary_size}; use "
-            f"its own: data.tokenizer={{kind: wordpiece, source: {name}}}"
-        )
-    return encoder

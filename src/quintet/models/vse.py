@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from quintet.backbones import create_tower
+from quintet.backbones.text_encoder import HuggingFaceText
 from quintet.backbones.tower import is_trained
 from quintet.codes import Codes
 from quintet.data.batches import ImageBatch, TextBatch
@@ -21,6 +22,7 @@ from quintet.layers.normalize import HALF, l2norm
 from quintet.layers.pooling import create_pooling
 from quintet.layers.regions import RegionProjection
 from quintet.layers.text import BiGRUEncoder, LastStateGRU
+from quintet.models.pretrained_text import pretrained_text
 from quintet.scores.embedding import dot_score_pairs, dot_scores
 
 POOLINGS = ("mean", "max", "gpo")
@@ -85,11 +87,13 @@ def _unit_codes(vectors: Tensor) -> Codes:
 class FragmentEncoder(nn.Module):
     """Regions or grid cells projected and pooled."""
 
-    def __init__(self, image_dim: int, embed_dim: int, pooling: str, projection: str, dropout: float = 0.0) -> None:
+    def __init__(
+        self, image_dim: int, embed_dim: int, pooling: str, projection: str, first_rank: int = 1, dropout: float = 0.0
+    ) -> None:
         super().__init__()
         self.dropout = nn.Dropout(dropout)
         self.projection = RegionProjection(image_dim, embed_dim, mlp=projection == "mlp")
-        self.pooling = create_pooling(pooling)
+        self.pooling = create_pooling(pooling, first_rank)
         # A mean and a linear map may change places; pooled first, the map has L times less work.
         self.pool_first = pooling == "mean" and projection == "linear"
 
@@ -128,10 +132,24 @@ class PixelEncoder(nn.Module):
         return self.fragments(cells, real)
 
 
-class PooledTextEncoder(nn.Module):
-    """The words of a GRU, pooled (VSE-infinity's GRU branch)."""
+class ProjectedWords(nn.Module):
+    """The words of a BERT-like encoder in the common space, and their mask."""
 
-    def __init__(self, words: BiGRUEncoder, pooling: nn.Module) -> None:
+    def __init__(self, encoder: HuggingFaceText, dim: int) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.linear = nn.Linear(encoder.dim, dim)
+
+    def forward(self, tokens: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """(n, L), (n,) -> (n, L, d), (n, L)."""
+        mask = torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
+        return self.linear(self.encoder(tokens, lengths)), mask
+
+
+class PooledTextEncoder(nn.Module):
+    """The words of a GRU or of a BERT-like encoder, pooled (VSE-infinity)."""
+
+    def __init__(self, words: BiGRUEncoder | ProjectedWords, pooling: nn.Module) -> None:
         super().__init__()
         self.words = words
         self.pooling = pooling
@@ -152,6 +170,10 @@ def build_vse(
     text_pooling: str = "last",
     bidirectional: bool = False,
     projection: str = "linear",
+    first_rank: int = 1,
+    text: str = "gru",
+    text_config: dict[str, Any] | None = None,
+    text_pretrained: bool = True,
     dropout: float = 0.0,
     tower: str | None = None,
     tower_weights: Path | str | None = None,
@@ -160,9 +182,13 @@ def build_vse(
 ) -> VSE:
     """VSE++ on features of `image_dim` channels, or on pixels where a `tower` is named.
 
-    The defaults are VSE++. VSE-infinity with its GRU branch is `pooling="gpo", text_pooling="gpo", bidirectional=True,
-    projection="mlp"`. `dropout` (not in the papers) is on the image features and on the word vectors. `tower_trainable`
-    left out: a pretrained tower stays as it is, one that starts from nothing is trained.
+    - The defaults are VSE++. VSE-infinity is `pooling="gpo", text_pooling="gpo", projection="mlp"`, with its GRU branch
+      `bidirectional=True`; `first_rank=0` is how its released code counts ranks.
+    - `text`: "gru", or "hf:FOLDER" or "hf:HUB_NAME" for a BERT-like encoder, which is fine-tuned: give it a learning
+      rate of its own with an optimizer group that matches "matcher.text_encoder.words.encoder.*". `text_config` and
+      `text_pretrained=False` make it without reading its weights.
+    - `dropout` (not in the papers) is on the image features and on the word vectors of a GRU.
+    - `tower_trainable` left out: a pretrained tower stays as it is, one that starts from nothing is trained.
     """
     for argument, value, choices in (
         ("pooling", pooling, POOLINGS),
@@ -171,25 +197,39 @@ def build_vse(
     ):
         if value not in choices:
             raise RecipeError(f"matcher 'vse++': {argument} cannot be {value!r}; {suggest(str(value), choices)}")
-    text_encoder = _text_encoder(vocabulary_size, word_dim, embed_dim, text_pooling, bidirectional, dropout)
+    if text == "gru":
+        text_encoder = _gru(vocabulary_size, word_dim, embed_dim, text_pooling, bidirectional, first_rank, dropout)
+    elif text_pooling == "last":
+        raise RecipeError("matcher 'vse++': the words of a BERT-like encoder need text_pooling gpo, mean or max")
+    else:
+        settings: dict[str, Any] = {"config": text_config, "pretrained": text_pretrained, "trainable": True}
+        words = ProjectedWords(pretrained_text("vse++", text, "'gru'", vocabulary_size, **settings), embed_dim)
+        text_encoder = PooledTextEncoder(words, create_pooling(text_pooling, first_rank))
     if tower is None:
         if image_dim is None:
             raise RecipeError("matcher 'vse++' needs image_dim (the channels of the features) or a tower (for pixels)")
-        return VSE(FragmentEncoder(image_dim, embed_dim, pooling, projection, dropout), text_encoder, embed_dim)
+        fragments = FragmentEncoder(image_dim, embed_dim, pooling, projection, first_rank, dropout)
+        return VSE(fragments, text_encoder, embed_dim)
     model = create_tower(tower, tower_weights, pretrained=tower_pretrained)
     if image_dim not in (None, model.dim):
         raise RecipeError(
             f"matcher 'vse++': tower {tower!r} gives {model.dim} channels; leave image_dim={image_dim} out"
         )
     trainable = not is_trained(tower, tower_weights, tower_pretrained) if tower_trainable is None else tower_trainable
-    fragments = FragmentEncoder(model.dim, embed_dim, pooling, projection, dropout)
+    fragments = FragmentEncoder(model.dim, embed_dim, pooling, projection, first_rank, dropout)
     return VSE(PixelEncoder(model, fragments, trainable), text_encoder, embed_dim, image_input="pixels")
 
 
-def _text_encoder(
-    vocabulary_size: int, word_dim: int, dim: int, pooling: str, bidirectional: bool, dropout: float
+def _gru(
+    vocabulary_size: int,
+    word_dim: int,
+    dim: int,
+    pooling: str,
+    bidirectional: bool,
+    first_rank: int,
+    dropout: float,
 ) -> nn.Module:
     if pooling == "last":
         return LastStateGRU(vocabulary_size, word_dim, dim, bidirectional, dropout=dropout)
     words = BiGRUEncoder(vocabulary_size, word_dim, dim, bidirectional, dropout=dropout)
-    return PooledTextEncoder(words, create_pooling(pooling))
+    return PooledTextEncoder(words, create_pooling(pooling, first_rank))

@@ -72,7 +72,7 @@ class VSRNImageEncoder(nn.Module):
         if mask is None:
             return last[0]
         at = (mask.sum(dim=1) - 1).clamp(min=0)  # (n,)
-        return states[torch.arange(len(states), device=at.device), at]
+        return states[torch.arange(states.shape[0], device=at.device), at]
 
 
 class VSRN(nn.Module):
@@ -155,5 +155,6 @@ def _unit(vectors: Tensor) -> Tensor:
 
 def _real_first(regions: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """The same regions in the same order, but padded ones last, wherever the padding was."""
-    order = torch.argsort(mask.to(torch.uint8), dim=1, descending=True, stable=True)  # (n, L)
+    place = torch.arange(mask.shape[1], device=mask.device)  # (L,)
+    order = torch.where(mask, place, place + mask.shape[1]).argsort(dim=1)  # (n, L)
     return regions.gather(1, order[..., None].expand_as(regions)), mask.gather(1, order)

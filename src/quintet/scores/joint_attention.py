@@ -29,6 +29,8 @@ from quintet.scores.sides import Group, Side, fragments_of
 # Bytes for the working tensors of one block, by device and by whether gradients are wanted.
 _BUDGETS = {("cpu", False): 64 << 20, ("cpu", True): 256 << 20, ("cuda", False): 2 << 30, ("cuda", True): 2 << 30}
 
+_OF_ONE_LENGTH = 32  # sentences of a length, on average, that are worth a group of their own
+
 
 @dataclass(frozen=True)
 class JointScorer:
@@ -90,10 +92,10 @@ class _Work:
         """Numbers that live at once for one pair, about: all of a block where gradients are wanted."""
         unit, pool = self.scorer.unit, self.scorer.pool
         inner = unit.rest.ffn_in.out_features
-        grams = sum(window for window in pool.windows if window > 1) + 1
+        spans = max(pool.windows) + 1
         if self.wants_grad:
-            return (regions + words) * (12 * unit.dim + 3 * inner) + words * (grams * unit.dim + 9 * pool.filters)
-        return (regions + words) * (4 * unit.dim + inner) + words * (max(pool.windows) * unit.dim + 2 * pool.filters)
+            return (regions + words) * (12 * unit.dim + 3 * inner) + words * (spans * unit.dim + 9 * pool.filters)
+        return (regions + words) * (4 * unit.dim + inner) + words * (spans * unit.dim + 2 * pool.filters)
 
     def block(self, images: Tensor, image_real: Tensor | None, texts: Tensor, text_real: Tensor | None) -> Tensor:
         """Fragments and masks of a block -> (I, T), or (n,) where paired."""
@@ -149,7 +151,10 @@ def _all_blocks(work: _Work, image_codes: Codes, text_codes: Codes) -> Tensor:
 def _plan(work: _Work, image_side: Side, text_side: Side) -> Iterator[tuple[Group, list[Group]]]:
     """Groups of texts, each with the groups of images it meets."""
     pairs = work.pairs_in_budget(image_side.fragments, image_side.longest, text_side.longest)
-    for text_group in text_side.groups(max(math.isqrt(pairs), pairs // len(image_side))):
+    texts = max(math.isqrt(pairs), pairs // len(image_side))
+    # With many sentences of every length, groups of one length are large enough, and need neither padding nor masks.
+    many = len(text_side) >= _OF_ONE_LENGTH * len(text_side.lengths.unique())
+    for text_group in text_side.groups(texts, padding=1.0) if many else text_side.groups(texts):
         most = work.pairs_in_budget(image_side.fragments, image_side.longest, text_group.length) // len(text_group)
         yield text_group, image_side.groups(most)
 

@@ -54,9 +54,9 @@ class Side:
     def longest(self) -> int:
         return int(self.lengths.max())
 
-    def groups(self, most: int) -> list[Group]:
-        """At most `most` items each; cut earlier where a group would be padded too much."""
-        return [self.group(start, stop) for start, stop in _cuts(self.lengths.tolist(), max(1, most))]
+    def groups(self, most: int, padding: float = _MOST_PADDING) -> list[Group]:
+        """At most `most` items each; cut earlier where a group would be padded too much. 1: no padding at all."""
+        return [self.group(start, stop) for start, stop in _cuts(self.lengths.tolist(), max(1, most), padding)]
 
     def group(self, start: int, stop: int) -> Group:
         """These items as one group."""
@@ -119,22 +119,22 @@ def _lengths(codes: Codes) -> tuple[Tensor, Tensor]:
     return lengths, whole
 
 
-def _cuts(lengths: list[int], most: int) -> Iterator[tuple[int, int]]:
+def _cuts(lengths: list[int], most: int, padding: float) -> Iterator[tuple[int, int]]:
     """Where one group ends and the next begins; what a whole number of `_EVEN` leaves over joins the next group."""
     start = 0
     while start < len(lengths):
-        stop = _stop(lengths, start, most)
-        if stop < len(lengths) and stop - start > _EVEN:
+        stop = _stop(lengths, start, most, padding)
+        if padding > 1 and stop < len(lengths) and stop - start > _EVEN:
             stop -= (stop - start) % _EVEN
         yield start, stop
         start = stop
 
 
-def _stop(lengths: list[int], start: int, most: int) -> int:
+def _stop(lengths: list[int], start: int, most: int, padding: float) -> int:
     """The end of a group of at most `most` items that is not padded too much."""
     real = lengths[start]
     for place in range(start + 1, min(start + most, len(lengths))):
         real += lengths[place]
-        if lengths[place] * (place + 1 - start) > _MOST_PADDING * real:
+        if lengths[place] * (place + 1 - start) > padding * real:
             return place
     return min(start + most, len(lengths))

@@ -49,6 +49,16 @@ def rerank(
     >>> rows.shape
     torch.Size([2, 3])
     """
+    scores = candidate_scores(matcher, image_codes, text_codes, candidates, queries=queries)
+    ordered, place = scores.sort(dim=1, descending=True, stable=True)
+    return ordered, candidates.to(place.device).gather(1, place)
+
+
+@torch.no_grad()
+def candidate_scores(
+    matcher: Any, image_codes: Codes, text_codes: Codes, candidates: Tensor, *, queries: Query = "texts"
+) -> Tensor:
+    """(n_queries, K): the matcher's score of every candidate, in the order given (see `rerank`)."""
     asking, offered = _sides(image_codes, text_codes, queries)
     if candidates.dim() != 2 or len(candidates) != len(asking):
         raise ValueError(f"{len(asking)} queries need candidates ({len(asking)}, K), got {tuple(candidates.shape)}")
@@ -63,9 +73,7 @@ def rerank(
         from_query, from_offer = asking[query[pair]], offered[wanted[pair]]
         images, texts = (from_offer, from_query) if queries == "texts" else (from_query, from_offer)
         parts.append(matcher.score_pairs(images, texts))
-    scores = torch.cat(parts).view(candidates.shape) if parts else torch.zeros(candidates.shape)
-    ordered, place = scores.sort(dim=1, descending=True, stable=True)
-    return ordered, candidates.to(place.device).gather(1, place)
+    return torch.cat(parts).view(candidates.shape) if parts else torch.zeros(candidates.shape)
 
 
 def _sides(image_codes: Codes, text_codes: Codes, queries: Query) -> tuple[Codes, Codes]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +15,17 @@ from quintet.data.augment import pixel_augmentation
 from quintet.data.corpus import Corpus, Split, split_checksum
 from quintet.data.features import FeatureStore
 from quintet.data.loading import FeatureImages, ImageSource, PictureImages, Sentences
+from quintet.data.resident import ResidentFeatures, fits_on
+from quintet.data.size_augment import ChangedWords, FewerRegions
 from quintet.data.tokenizers import Tokenizer
 from quintet.data.vocabulary import WordVocabulary
-from quintet.data.word_vectors import initial_embedding
+from quintet.data.word_vectors import initial_embedding, words_with_vectors
 from quintet.data.wordpiece import WordPiece
 from quintet.errors import CorpusError, RecipeError
 from quintet.losses import OBJECTIVES
 from quintet.losses.step import Step, Term
 from quintet.models import MODELS
-from quintet.training.recipe import AugmentRecipe, Recipe, StageRecipe, TokenizerRecipe
+from quintet.training.recipe import AugmentRecipe, DataRecipe, Recipe, StageRecipe, TokenizerRecipe
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class TrainingData:
     validation: Split
     store: FeatureStore | None
     text_cache: str = "none"  # or the type in which a frozen text encoder's outputs are kept under CORPUS/texts
+    resident: ResidentFeatures | None = None  # the store's features, where they wait in the device's memory
 
     def checksums(self) -> dict[str, str]:
         """What the splits were, for a run that is resumed."""
@@ -49,7 +52,8 @@ class TrainingData:
     def image_source(self, matcher: Any, views: AugmentRecipe | None = None) -> ImageSource:
         """`views`: random views of the pictures, for training."""
         if self.store is not None:
-            return FeatureImages(self.store)
+            source = FeatureImages(self.store) if self.resident is None else self.resident
+            return FewerRegions(source, views.regions) if views is not None and views.regions else source
         change = None
         if views is not None and (views.crop != "none" or views.flip):
             change = pixel_augmentation(matcher.preprocess, crop=views.crop, flip=views.flip)
@@ -90,6 +94,20 @@ def open_data(recipe: Recipe, note: Callable[[str], None]) -> TrainingData:
     return TrainingData(corpus, train, validation, store, data.text_cache)
 
 
+def keep_features(data: TrainingData, recipe: DataRecipe, device: torch.device) -> TrainingData:
+    """The same data, its features moved into the device's memory where the recipe asks for it or they fit easily."""
+    if data.store is None or recipe.keep == "disk":
+        return data
+    if recipe.workers:
+        if recipe.keep == "device":
+            raise RecipeError("data.keep: device goes without data.workers; other processes cannot read that memory")
+        return data
+    ids = [image.id for split in (data.train, data.validation) for image in split.images]
+    if recipe.keep == "auto" and not fits_on(device, data.store, len(ids)):
+        return data
+    return replace(data, resident=ResidentFeatures(data.store, ids, device))
+
+
 def build_tokenizer(recipe: TokenizerRecipe, train: Split) -> Tokenizer:
     """From files, or from the sentences of the training split alone."""
     sentences = [text.text for text in train.texts]
@@ -99,9 +117,17 @@ def build_tokenizer(recipe: TokenizerRecipe, train: Split) -> Tokenizer:
             if recipe.source
             else WordPiece.train(sentences, recipe.size, recipe.longest)
         )
+    settings: dict[str, Any] = {
+        "marks": recipe.marks,
+        "longest": recipe.longest,
+        "drop_unknown": recipe.unknown == "drop",
+    }
     if recipe.vocabulary is not None:
-        return WordVocabulary.load_scan_json(recipe.vocabulary, longest=recipe.longest)
-    return WordVocabulary.build(sentences, min_count=recipe.min_count, longest=recipe.longest)
+        return WordVocabulary.load_scan_json(recipe.vocabulary, case=recipe.case, **settings)
+    vocabulary = WordVocabulary.build(sentences, min_count=recipe.min_count, case=recipe.case, **settings)
+    if recipe.vectors_only and recipe.word_vectors is not None:
+        return vocabulary.only(words_with_vectors(recipe.word_vectors, vocabulary))
+    return vocabulary
 
 
 def complete_model(recipe: Recipe, data: TrainingData, tokenizer: Tokenizer) -> dict[str, Any]:
@@ -119,7 +145,7 @@ def complete_model(recipe: Recipe, data: TrainingData, tokenizer: Tokenizer) -> 
 def build_matcher(model: dict[str, Any], recipe: TokenizerRecipe, tokenizer: Tokenizer, seed: int) -> nn.Module:
     """A fresh matcher, with pretrained word vectors where the recipe names a file."""
     matcher = MODELS.create(model["name"], **model["arguments"])
-    if recipe.word_vectors is not None:
+    if recipe.word_vectors is not None and recipe.vectors_start:
         if not isinstance(tokenizer, WordVocabulary):
             raise RecipeError("word_vectors go with a word vocabulary, not with word pieces")
         table = _word_embedding(matcher, len(tokenizer))
@@ -148,6 +174,11 @@ class Objectives(nn.Module):
     def forward(self, step: Step) -> dict[str, Term]:
         return {f"{name}.{term}": value for name, part in self.parts.items() for term, value in part(step).items()}
 
+    @property
+    def pool_size(self) -> int:
+        """How many sentences beside the batch its losses want to choose from."""
+        return max((getattr(part, "pool_size", 0) for part in self.parts.values()), default=0)
+
 
 def build_objective(stage: StageRecipe, matcher: nn.Module, tokenizer: Tokenizer, data: TrainingData) -> Objectives:
     facts: dict[str, Any] = {"vocabulary_size": len(tokenizer), "groups": len(data.train.groups)}
@@ -160,8 +191,10 @@ def build_objective(stage: StageRecipe, matcher: nn.Module, tokenizer: Tokenizer
     )
 
 
-def sentences_of(tokenizer: Tokenizer, split: Split) -> Sentences:
-    return Sentences(tokenizer, split.texts)
+def sentences_of(tokenizer: Tokenizer, split: Split, views: AugmentRecipe | None = None) -> Sentences:
+    """`views`: random changes of the sentences, for training."""
+    change = ChangedWords(tokenizer.kinds(), views.words) if views is not None and views.words else None
+    return Sentences(tokenizer, split.texts, change=change)
 
 
 def initial_weights(stage: StageRecipe, previous: Path | None) -> dict[str, Tensor] | None:

@@ -7,19 +7,22 @@ from typing import Any
 
 from torch import nn
 
+from quintet.data.neighbours import require_clustering
 from quintet.data.tokenizers import Tokenizer
 from quintet.errors import RecipeError, suggest
 from quintet.models import MODELS
 from quintet.training.build import TrainingData, build_objective
 from quintet.training.optim import freeze, make_optimizer
 from quintet.training.recipe import Recipe
-from quintet.training.run import read_head
+from quintet.training.run import locate, read_head
 from quintet.training.validation import check_metric
 
 
 def check_stages(recipe: Recipe, model: dict[str, Any], tokenizer: Tokenizer, data: TrainingData) -> None:
     """Build what each stage names, once, and throw it away: a slip in the last stage is told before the first runs."""
     matcher = MODELS.create(model["name"], **model["arguments"])
+    if recipe.data.augment.words:
+        tokenizer.kinds()  # a vocabulary without a mask is told now
     trainable = {parameter: parameter.requires_grad for parameter in matcher.parameters()}
     for number, stage in enumerate(recipe.stages):
         earlier = [before.name for before in recipe.stages[:number]]
@@ -27,7 +30,11 @@ def check_stages(recipe: Recipe, model: dict[str, Any], tokenizer: Tokenizer, da
         if stage.negatives is not None:
             _check_source(f"stage {stage.name!r}: negatives.from", stage.negatives.source, earlier)
         check_metric(stage.select)
-        module = nn.ModuleDict({"matcher": matcher, "objective": build_objective(stage, matcher, tokenizer, data)})
+        objective = build_objective(stage, matcher, tokenizer, data)
+        wants_categories = any(getattr(part, "categories", None) for part in objective.parts.values())
+        if stage.batches.kind == "neighbours" or wants_categories:
+            require_clustering()
+        module = nn.ModuleDict({"matcher": matcher, "objective": objective})
         freeze(module, stage.freeze)
         make_optimizer(module, stage.optimizer)
         for parameter, wanted in trainable.items():
@@ -41,4 +48,4 @@ def _check_source(where: str, name: str, known: list[str]) -> None:
     if not Path(name).exists():
         hint = f"; {suggest(name, known)}" if known else ""
         raise RecipeError(f"{where}: {name!r} is no run folder, and no name that means anything here{hint}")
-    read_head(Path(name))
+    read_head(locate(name)[0])

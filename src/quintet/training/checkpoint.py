@@ -52,14 +52,15 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 def save_checkpoint(path: Path, module: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     """`state` is what the loop wants back: counters, best metric, log windows. All processes call; the first writes."""
     randomness = _gather_random_states()
+    parameters = _parameters(optimizer)
+    tensors = {f"module/{name}": tensor for name, tensor in whole_state(module).items()}
+    tensors |= {
+        f"optimizer/{index}/{key}": _whole(value, parameters[index])
+        for index, entry in optimizer.state_dict()["state"].items()
+        for key, value in entry.items()
+        if isinstance(value, Tensor)
+    }
     if processes.is_first():
-        tensors = {f"module/{name}": tensor for name, tensor in module.state_dict().items()}
-        tensors |= {
-            f"optimizer/{index}/{key}": value
-            for index, entry in optimizer.state_dict()["state"].items()
-            for key, value in entry.items()
-            if isinstance(value, Tensor)
-        }
         save_tensors(path, tensors | randomness, {"version": VERSION, "processes": processes.count(), "state": state})
     processes.barrier()
 
@@ -74,14 +75,44 @@ def load_checkpoint(path: Path, module: nn.Module, optimizer: torch.optim.Optimi
             f"{path} was written by {metadata['processes']} processes and cannot be resumed exactly by "
             f"{processes.count()}; start as many as before"
         )
-    module.load_state_dict(_under(tensors, "module/"))
+    module.load_state_dict(own_rows(module, _under(tensors, "module/")))
+    parameters = _parameters(optimizer)
     saved: dict[int, dict[str, Tensor]] = {}
     for name, tensor in _under(tensors, "optimizer/").items():
         index, key = name.split("/")
-        saved.setdefault(int(index), {})[key] = tensor
+        saved.setdefault(int(index), {})[key] = _own(tensor, parameters[int(index)])
     optimizer.load_state_dict({"state": saved, "param_groups": optimizer.state_dict()["param_groups"]})
     _set_random_state(_under(tensors, f"random/{processes.rank()}/"))
     return metadata["state"]
+
+
+def whole_state(module: nn.Module) -> dict[str, Tensor]:
+    """The state dict, with the rows gathered that processes share out among them. All processes call."""
+    parameters = dict(module.named_parameters())
+    return {name: _whole(tensor, parameters.get(name)) for name, tensor in module.state_dict().items()}
+
+
+def own_rows(module: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The reverse: of what is shared out, the rows of this process."""
+    parameters = dict(module.named_parameters())
+    return {name: _own(tensor, parameters.get(name)) for name, tensor in state.items()}
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+    """In the order in which the optimizer's state counts them."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _whole(tensor: Tensor, parameter: nn.Parameter | None) -> Tensor:
+    rows = None if parameter is None else processes.whole_rows(parameter)
+    if rows is None or not tensor.dim():  # numbers of the optimizer, such as its steps, belong to all
+        return tensor
+    return processes.gather_rows(tensor.detach(), rows)
+
+
+def _own(tensor: Tensor, parameter: nn.Parameter | None) -> Tensor:
+    rows = None if parameter is None else processes.whole_rows(parameter)
+    return tensor if rows is None or not tensor.dim() else tensor[processes.share(rows)]
 
 
 def _under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

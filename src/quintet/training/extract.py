@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import re
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from quintet.data.ahead import batches_ahead
 from quintet.data.corpus import Corpus, Image
 from quintet.data.pictures import open_picture
 from quintet.errors import CorpusError, PictureError
 from quintet.training.extractor import Crop, FeatureExtractor
 from quintet.training.feature_job import Dtype, FeatureJob, Skipped, finished_features, picture_fingerprint
-
-BATCHES_AHEAD = 3  # decoded and waiting while the tower works
 
 
 @dataclass(frozen=True)
@@ -114,7 +110,7 @@ class _Batch:
 def _batches(
     corpus: Corpus, extractor: FeatureExtractor, start: int, batch_size: int, workers: int
 ) -> Iterator[_Batch]:
-    """Batches in order, decoded ahead in threads (Pillow lets go of the interpreter while it works)."""
+    """Batches in order, decoded ahead."""
 
     def decode(image: Image) -> tuple[Tensor, tuple[int, int]] | PictureError:
         if image.path is None:
@@ -125,21 +121,8 @@ def _batches(
             return error
         return extractor.preprocess(picture), picture.size
 
-    images = corpus.images
-    starts = iter(range(start, len(images), batch_size))
-    waiting: deque[tuple[list[Image], list[Future[Any]]]] = deque()
-    pool = ThreadPoolExecutor(max(1, workers), thread_name_prefix="decode")
-    try:
-        while True:
-            while len(waiting) < BATCHES_AHEAD and (first := next(starts, None)) is not None:
-                chosen = images[first : first + batch_size]
-                waiting.append((chosen, [pool.submit(decode, image) for image in chosen]))
-            if not waiting:
-                return
-            chosen, futures = waiting.popleft()
-            yield _Batch(chosen, [future.result() for future in futures])
-    finally:
-        pool.shutdown(cancel_futures=True)
+    for images, decoded in batches_ahead(corpus.images[start:], decode, batch_size, workers):
+        yield _Batch(images, decoded)
 
 
 def _write_batch(job: FeatureJob, extractor: FeatureExtractor, batch: _Batch) -> None:

@@ -19,7 +19,6 @@ import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from io import FileIO
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,7 +27,7 @@ import numpy as np
 from quintet.data.corpus import Image
 from quintet.data.features import FeatureStore, Part, write_manifest
 from quintet.errors import CorpusError
-from quintet.files import read_json, write_json
+from quintet.files import read_json, write_json, write_synced
 
 Dtype = Literal["float16", "float32"]
 
@@ -118,10 +117,10 @@ class FeatureJob:
         try:
             for file, offset, values in zip(self.files, self.offsets, (features, boxes), strict=True):
                 file.seek(offset + self.done * values[0].nbytes)
-                _write_all(file, values.tobytes())
+                write_synced(file, values.tobytes())
             stop = self.done + len(features)
             line = json.dumps({"stop": stop, "skipped": [asdict(entry) for entry in skipped]})
-            _write_all(self.journal, line.encode() + b"\n")
+            write_synced(self.journal, line.encode() + b"\n")
         except OSError as error:
             raise CorpusError(
                 f"could not write {self.partial}: {error.strerror or error}; make room and run it again, it resumes"
@@ -190,14 +189,6 @@ def picture_fingerprint(images: Sequence[Image]) -> str:
     for image in images:
         digest.update(json.dumps([image.id, image.path]).encode())
     return digest.hexdigest()
-
-
-def _write_all(file: FileIO, data: bytes) -> None:
-    """Unbuffered, so that nothing of a failed write comes later; on disk when it returns."""
-    rest = memoryview(data)
-    while rest:
-        rest = rest[file.write(rest) :]
-    os.fdatasync(file.fileno())
 
 
 def _make_array(path: Path, shape: tuple[int, ...], dtype: str) -> None:

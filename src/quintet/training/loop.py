@@ -29,7 +29,16 @@ from quintet.training.checkpoint import load_checkpoint, save_checkpoint, save_t
 from quintet.training.health import CollapseWatch, refuse_not_finite
 from quintet.training.logs import Display, Log, Window
 from quintet.training.neighbours import image_clusters
-from quintet.training.optim import freeze, lr_factor, make_optimizer, set_lr
+from quintet.training.objective_state import save_objective
+from quintet.training.optim import (
+    clip_gradients,
+    freeze,
+    frozen_modules,
+    hold_statistics,
+    lr_factor,
+    make_optimizer,
+    set_lr,
+)
 from quintet.training.recipe import AugmentRecipe, StageRecipe
 from quintet.training.validation import check_metric, is_better, validate
 from quintet.training.word_cache import split_sentences
@@ -52,7 +61,8 @@ class Position:
 if TYPE_CHECKING:
     from quintet.data.negatives import NegativeLists
 
-OFFLINE = 1  # the stream of random numbers that draws offline negatives
+OFFLINE, POOL = 1, 2  # the streams of random numbers that draw offline negatives, and a pool of sentences
+DRAWING = {"top_texts", "top_images", "distribution", "mean", "std", "coupled"}  # what of a recipe says how
 
 
 class StageTrainer:
@@ -81,11 +91,14 @@ class StageTrainer:
         self.module = nn.ModuleDict({"matcher": matcher, "objective": objective}).to(device)
         share_batchnorms(self.module)
         freeze(self.module, stage.freeze)
+        self.frozen = frozen_modules(self.module, stage.freeze)
+        if stage.frozen == "train":
+            hold_statistics(self.frozen)
         self.optimizer = make_optimizer(self.module, stage.optimizer)
         self.trainable = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
         self.objective = objective
         self.train_images = data.image_source(matcher, augment)
-        self.train_sentences = split_sentences(data, data.train, tokenizer, matcher, device)
+        self.train_sentences = split_sentences(data, data.train, tokenizer, matcher, device, augment)
         self.validation_sentences = split_sentences(data, data.validation, tokenizer, matcher, device)
         self.position = Position()
         self._pending: list[tuple[int, dict[str, Term], Tensor]] = []
@@ -165,6 +178,8 @@ class StageTrainer:
         at = self.position
         plan = self._plan(at.epoch)
         self.module.train()
+        for part in self.frozen:
+            part.train(self.stage.frozen == "train")
         began = time.monotonic()
         for pairs, batch in zip(plan[at.batch :], self._load(plan[at.batch :]), strict=True):
             set_lr(self.optimizer, lr_factor(self.stage.schedule, at.step, self.steps_per_epoch, self.stage.epochs))
@@ -192,6 +207,8 @@ class StageTrainer:
             shares,
             seed=seed,
             offline=draws,
+            chances=getattr(self.matcher, "random_places", False),
+            pool=partial(self._pool, self.position.batch) if self.objective.pool_size else None,
             workers=self.workers,
         ):
             yield batch.to(self.device, non_blocking=True)
@@ -202,9 +219,15 @@ class StageTrainer:
         assert recipe is not None
         assert self.negatives is not None
         rng = np.random.default_rng((*self.seed, self.position.epoch, first + number, OFFLINE))
-        settings = recipe.model_dump(include={"top_texts", "top_images", "distribution", "mean", "std", "coupled"})
+        settings = recipe.model_dump(include=DRAWING)
         rows = draw_offline(self.negatives, self.data.train, plan[number], rng, **settings)
         return rows.take(processes.share(len(rows)))
+
+    def _pool(self, first: int, number: int) -> np.ndarray:
+        """The rows of a batch's pool of sentences, the same for every process."""
+        rng = np.random.default_rng((*self.seed, self.position.epoch, first + number, POOL))
+        texts = len(self.data.train.texts)
+        return rng.choice(texts, min(self.objective.pool_size, texts), replace=False)
 
     def _backward(self, batch: PairBatch, total: int, batches: int) -> None:
         at = self.position
@@ -231,7 +254,7 @@ class StageTrainer:
 
     def _update(self) -> None:
         processes.sum_gradients(self.trainable)
-        norm = nn.utils.clip_grad_norm_(self.trainable, math.inf if self.stage.clip is None else self.stage.clip)
+        norm = clip_gradients(self.trainable, math.inf if self.stage.clip is None else self.stage.clip)
         self._norms.append((self.position.step, norm.detach()))
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
@@ -283,6 +306,7 @@ class StageTrainer:
             if processes.is_first():
                 facts = {"stage": self.stage.name, "epoch": at.epoch, "metrics": metrics}
                 save_tensors(self.folder / "selected.safetensors", self.matcher.state_dict(), facts)
+            save_objective(self.folder, self.objective)
         if log is not None:
             log.write("validation", at.step, epoch=at.epoch, selected=better, seconds=round(seconds, 3), **metrics)
             self.display.epoch(at.epoch, metrics, better)

@@ -47,8 +47,9 @@ def image_clusters(
     since = refresh_epoch(batches, epoch)
     path = folder / f"clusters-{since}.npy"
     if since == epoch and at_start:
-        labels = _compute(batches, matcher, data, (*seed, epoch), device)
-        if processes.is_first():
+        vectors = _vectors(matcher, data, device)
+        if processes.is_first():  # the others read what it found
+            labels = kmeans(vectors, cluster_count(batches, len(vectors)), seed=(*seed, epoch))
             with complete_or_absent(path) as temporary, temporary.open("wb") as file:
                 np.save(file, labels, allow_pickle=False)
             for old in folder.glob("clusters-*.npy"):
@@ -66,9 +67,8 @@ def image_clusters(
     return labels
 
 
-def _compute(
-    batches: BatchRecipe, matcher: Any, data: TrainingData, seed: tuple[int, ...], device: torch.device
-) -> np.ndarray:
+def _vectors(matcher: Any, data: TrainingData, device: torch.device) -> np.ndarray:
+    """(n_images, d): the embeddings of all training pictures, each process encoding its share."""
     images = data.train.images
     if len(images) < processes.count():
         raise RecipeError("there are fewer training pictures than processes; use fewer processes")
@@ -79,8 +79,7 @@ def _compute(
             _embeddings(matcher.encode_images(batch.to(device)))
             for batch in image_batches(source, images[processes.share(len(images))], BATCH)
         ]
-        vectors = processes.gather_rows(torch.cat(parts).float(), len(images))  # (n_images, d)
-    return kmeans(vectors, cluster_count(batches, len(images)), seed=seed).cpu().numpy()
+        return processes.gather_rows(torch.cat(parts).float(), len(images)).cpu().numpy()
 
 
 def cluster_count(batches: BatchRecipe, images: int) -> int:

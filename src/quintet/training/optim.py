@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from quintet import processes
 from quintet.errors import RecipeError
 from quintet.training.recipe import OptimizerRecipe, ScheduleRecipe
 
@@ -22,6 +23,42 @@ def freeze(module: nn.Module, patterns: Iterable[str]) -> None:
             raise RecipeError(f"freeze pattern {pattern!r} matches no parameter; names look like {_some(named)}")
         for parameter in matched:
             parameter.requires_grad_(False)
+
+
+def frozen_modules(module: nn.Module, patterns: Iterable[str]) -> list[nn.Module]:
+    """The outermost modules all of whose parameters match: what `freeze` leaves nothing to train in."""
+    patterns = tuple(patterns)
+    found: dict[str, nn.Module] = {}
+    for name, part in module.named_modules():
+        inside = [f"{name}.{leaf}" if name else leaf for leaf, _ in part.named_parameters()]
+        covered = any(name.startswith(f"{outer}.") for outer in found)
+        if inside and not covered and all(any(fnmatchcase(leaf, p) for p in patterns) for leaf in inside):
+            found[name] = part
+    return list(found.values())
+
+
+def hold_statistics(modules: Iterable[nn.Module]) -> None:
+    """Let BatchNorms normalise with the batch's statistics in training without moving the ones they keep."""
+    for part in (inner for module in modules for inner in module.modules()):
+        if hasattr(part, "running_mean"):
+            part.momentum = 0.0  # type: ignore[assignment]
+
+
+def clip_gradients(parameters: Sequence[nn.Parameter], largest: float) -> Tensor:
+    """Scale all gradients down so that their common norm is at most `largest`; returns the norm before.
+
+    Rows that processes share out count once, whoever has them, so that all processes scale alike.
+    """
+    shared_out = [parameter for parameter in parameters if processes.whole_rows(parameter) is not None]
+    if processes.count() == 1 or not shared_out:
+        return nn.utils.clip_grad_norm_(parameters, largest)
+    rest = [parameter for parameter in parameters if processes.whole_rows(parameter) is None]
+    common, own = (
+        nn.utils.get_total_norm([part.grad for part in parts if part.grad is not None]) for parts in (rest, shared_out)
+    )
+    norm = (common.square() + processes.sum_over_processes(own.square())).sqrt()
+    nn.utils.clip_grads_with_norm_(parameters, largest, norm)
+    return norm
 
 
 def make_optimizer(module: nn.Module, recipe: OptimizerRecipe) -> torch.optim.Optimizer:

@@ -34,12 +34,17 @@ class TokenizerRecipe(_Strict):
     kind: Literal["words", "wordpiece"] = "words"
     min_count: int = Field(4, ge=1, description="words: how often a word must occur in the training split")
     longest: int | None = Field(None, ge=3, description="longer sentences are cut to so many tokens, marks included")
+    marks: bool = Field(True, description="words: put <start> and <end> around a sentence")
+    unknown: Literal["mark", "drop"] = Field("mark", description="words outside the vocabulary: <unk>, or left out")
+    case: bool = Field(False, description="words: Dog and dog are two words")
     vocabulary: Path | None = Field(None, description="words: SCAN's JSON instead of one built here")
     source: str | None = Field(
         None, description="wordpiece: vocab.txt, folder or hub name; none: trained on the corpus"
     )
     size: int = Field(8000, ge=10, description="wordpiece: how many pieces, when trained on the corpus")
     word_vectors: Path | None = Field(None, description="GloVe or word2vec file for the first word embeddings")
+    vectors_only: bool = Field(False, description="words without a vector in that file are outside the vocabulary")
+    vectors_start: bool = Field(True, description="false: embeddings start random, the file only says which words")
 
     @model_validator(mode="after")
     def _files_are_of_the_kind(self) -> TokenizerRecipe:
@@ -47,16 +52,20 @@ class TokenizerRecipe(_Strict):
             raise ValueError("source goes with kind: wordpiece; a word vocabulary is read from `vocabulary`")
         if self.kind == "wordpiece" and self.vocabulary is not None:
             raise ValueError("vocabulary goes with kind: words; word pieces are read from `source`")
+        if self.vectors_only and (self.word_vectors is None or self.vocabulary is not None):
+            raise ValueError("vectors_only filters the words of the corpus by a file; name it with `word_vectors`")
         return self
 
 
 class AugmentRecipe(_Strict):
-    """Random changes of pixels in training."""
+    """Random changes of pictures and sentences in training."""
 
-    crop: Literal["none", "resized", "shift"] = Field(
-        "none", description="shift: a crop from a slightly larger picture"
+    crop: Literal["none", "resized", "shift", "squeeze"] = Field(
+        "none", description="shift: a crop from a slightly larger picture; squeeze: which is made square first"
     )
     flip: float = Field(0.0, ge=0, le=1, description="how often a picture is mirrored; 0 where left and right matter")
+    regions: float = Field(0.0, ge=0, lt=1, description="features: the share of regions that are left out")
+    words: float = Field(0.0, ge=0, lt=1, description="the share of words that are hidden, replaced or left out")
 
 
 class DataRecipe(_Strict):
@@ -72,13 +81,20 @@ class DataRecipe(_Strict):
     text_cache: Literal["none", "float16", "float32"] = Field(
         "none", description="keep the outputs of a frozen text encoder under CORPUS/texts, in this type"
     )
+    keep: Literal["auto", "disk", "device"] = Field(
+        "auto", description="where features wait: device memory, or disk; auto: a GPU's memory where they fit easily"
+    )
     workers: int = Field(0, ge=0, description="processes that load batches; 0: the training process itself")
     limit: int | None = Field(None, ge=2, description="train on the first so many groups only, for trials")
 
     @model_validator(mode="after")
-    def _pixels_are_there_to_change(self) -> DataRecipe:
-        if self.features is not None and self.augment != AugmentRecipe():
-            raise ValueError("augment changes pixels, and this recipe reads features; leave one of the two out")
+    def _what_changes_is_there(self) -> DataRecipe:
+        if self.features is not None and (self.augment.crop != "none" or self.augment.flip):
+            raise ValueError("augment changes pixels, and this recipe reads features; leave crop and flip out")
+        if self.features is None and self.augment.regions:
+            raise ValueError("augment.regions is for features, and this recipe reads pixels; use augment.crop")
+        if self.text_cache != "none" and self.augment.words:
+            raise ValueError("augment.words changes sentences, and text_cache keeps features of unchanged ones")
         return self
 
 
@@ -163,6 +179,9 @@ class StageRecipe(_Strict):
     name: str = Field(pattern=r"^[A-Za-z0-9_-]+$")
     init: str = Field("scratch", description="scratch, previous (the stage before), or a run folder")
     freeze: tuple[str, ...] = Field((), description="patterns of parameter names that are not trained")
+    frozen: Literal["eval", "train"] = Field(
+        "eval", description="how parts run that freeze leaves nothing to train in; train: batch statistics and dropout"
+    )
     loss: dict[str, dict[str, Any]] = Field(description="losses by name, each with its arguments")
     reduction: Literal["sum", "mean"] = Field("sum", description="over the anchors of the batch")
     negatives: NegativesRecipe | None = Field(None, description="mined before the stage starts")

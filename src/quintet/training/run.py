@@ -30,6 +30,7 @@ from quintet.errors import QuintetError, RecipeError, RunError
 from quintet.files import read_json, write_json
 from quintet.models import MODELS, create_model
 from quintet.training.checkpoint import load_tensors, save_tensors
+from quintet.training.shipped import shipped_runs
 
 FORMAT, VERSION = "quintet-run", 1
 
@@ -140,7 +141,10 @@ def _write_head(folder: Path, name: str, status: str, corpus: Path | None, split
 def read_head(folder: Path) -> dict[str, Any]:
     """run.json, checked."""
     if not (folder / "run.json").is_file():
-        raise RunError(f"{folder} is not a run (no run.json); `quintet train RECIPE -o {folder}` makes one")
+        raise RunError(
+            f"{folder} is not a run (no run.json); `quintet train RECIPE -o {folder}` makes one"
+            + "".join(f", and {name!r} comes with Quintet" for name in shipped_runs())
+        )
     head = read_json(folder / "run.json")
     if head.get("format") != FORMAT:
         raise RunError(f"{folder / 'run.json'} is not a Quintet run")
@@ -155,10 +159,14 @@ def read_head(folder: Path) -> dict[str, Any]:
 def locate(path: Path | str, stage: str | None = None) -> tuple[Path, str | None]:
     """The run folder and the stage that a path means: a run, a stage of it, or the weights file of either.
 
+    The name of a run that comes with Quintet (`quintet models`) means that one, unless a folder here is called so.
+
     >>> locate("runs/first"), locate("runs/first/stages/online/selected.safetensors")
     ((PosixPath('runs/first'), None), (PosixPath('runs/first'), 'online'))
     """
     path = Path(path)
+    if not path.exists():
+        path = shipped_runs().get(str(path), path)
     if path.name in ("weights.safetensors", "selected.safetensors"):
         path = path.parent
     elif path.is_file():

@@ -18,14 +18,17 @@ from quintet.training.build import (
     build_tokenizer,
     complete_model,
     initial_weights,
+    keep_features,
     open_data,
 )
+from quintet.training.categories import assign_categories
 from quintet.training.check import check_stages
 from quintet.training.checkpoint import load_tensors
 from quintet.training.devices import pick_device
 from quintet.training.logs import Display, Silent
 from quintet.training.loop import StageTrainer
 from quintet.training.negatives import stage_negatives
+from quintet.training.objective_state import continue_objective
 from quintet.training.recipe import Recipe, StageRecipe, load_recipe, recipe_yaml, with_whole_paths
 from quintet.training.run import finish_run, load_weights, read_head, start_run
 
@@ -85,6 +88,7 @@ def _run_stages(
     recipe: Recipe, out: Path, data: TrainingData, tokenizer: Tokenizer, device: torch.device, display: Display
 ) -> dict[str, Any]:
     model = read_json(out / "model.json")
+    data = keep_features(data, recipe.data, device)
     summaries: dict[str, Any] = {}
     previous: Path | None = None
     for number, stage in enumerate(recipe.stages):
@@ -124,6 +128,8 @@ def _make_trainer(
     if weights is not None:
         load_weights(matcher, weights, Path(stage.init))
     objective = build_objective(stage, matcher, tokenizer, data)
+    continue_objective(objective, stage, previous, display.note)
+    assign_categories(objective, matcher, data, folder=folder, seed=(recipe.seed, number), device=device)
     negatives = None
     if stage.negatives is not None:
         names = [earlier.name for earlier in recipe.stages]

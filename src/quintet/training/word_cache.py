@@ -20,15 +20,21 @@ from quintet.data.tokenizers import Tokenizer
 from quintet.data.word_features import WordFeatures, write_word_features
 from quintet.errors import RecipeError
 from quintet.training.build import TrainingData, sentences_of
+from quintet.training.recipe import AugmentRecipe
 
 BATCH = 256
 
 
 def split_sentences(
-    data: TrainingData, split: Split, tokenizer: Tokenizer, matcher: Any, device: torch.device
+    data: TrainingData,
+    split: Split,
+    tokenizer: Tokenizer,
+    matcher: Any,
+    device: torch.device,
+    views: AugmentRecipe | None = None,
 ) -> Sentences:
     """The sentences of a split; with the matcher's word features where the recipe keeps them (`data.text_cache`)."""
-    sentences = sentences_of(tokenizer, split)
+    sentences = sentences_of(tokenizer, split, views)
     if data.text_cache == "none":
         return sentences
     encoder = matcher.frozen_text_encoder() if hasattr(matcher, "frozen_text_encoder") else None

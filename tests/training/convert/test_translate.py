@@ -219,12 +219,9 @@ def test_missing_misshapen_and_foreign_tensors_are_listed(tmp_path: Path) -> Non
 
 def test_kinds_that_cannot_be_read(tmp_path: Path) -> None:
     torch.save({"model": list(vsepp_parts())}, tmp_path / "best")
-    for later in ("vse-infinity",):
-        with pytest.raises(ConversionError, match=f"'{later}' are not supported yet; choose one of: aoq, bfan"):
-            convert(later, tmp_path / "best", tmp_path / "run")
     with pytest.raises(ConversionError, match="did you mean 'scan'"):
         convert("scann", tmp_path / "best", tmp_path / "run")
-    assert kinds() == ["aoq", "bfan", "hrem", "scan", "vsepp", "vsrn"]
+    assert kinds() == ["aoq", "bfan", "hrem", "scan", "vse-infinity", "vsepp", "vsrn"]
 
 
 def test_an_existing_run_is_kept(tmp_path: Path) -> None:

@@ -5,12 +5,14 @@ from typing import Any
 
 import pytest
 
-from quintet.data.corpus import Corpus
+from quintet.data.corpus import Corpus, Split
 from quintet.evaluation.result import load_ranks
+from quintet.evaluation.scoring import Member
 from quintet.files import read_json, write_json
 from quintet.training.recipe import parse_recipe
 from quintet.training.stages import train
 from quintet.training.studies.measure import Measurement, measure_run, training_seconds
+from quintet.training.studies.study import Measure
 
 
 @pytest.fixture
@@ -19,9 +21,12 @@ def run(tiny_recipe: dict[str, Any], tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def measure(run: Path, corpus: Path, *protocols: str, bootstrap: int = 0) -> dict[str, Measurement]:
+def measure(
+    run: Path, corpus: Path, *protocols: str, bootstrap: int = 0, measures: tuple[Measure, ...] = ()
+) -> dict[str, Measurement]:
     opened = Corpus.open(corpus)
     options: dict[str, Any] = {"device": "cpu", "block": 1024, "bootstrap": bootstrap, "facts": {"seed": 7}}
+    options["measures"] = measures
     return measure_run(run, opened, opened.split("test"), protocols, run.parent / "results", **options)
 
 
@@ -45,6 +50,21 @@ def test_what_holds_is_kept_and_what_does_not_is_measured_again(run: Path, tiny_
 
     assert not found.content()["intervals"]
     assert measure(run, tiny_corpus, "full", bootstrap=20)["full"].content()["intervals"]
+
+
+def test_further_measures_stand_among_the_metrics_and_are_made_once(run: Path, tiny_corpus: Path) -> None:
+    calls = []
+
+    def half_the_texts(member: Member, split: Split) -> float:
+        calls.append(len(member.image_codes))
+        return len(split.texts) / 2
+
+    plain = measure(run, tiny_corpus, "full")["full"].content()["metrics"]
+    for _ in range(2):
+        found = measure(run, tiny_corpus, "full", "5fold", measures=(Measure("half", half_the_texts),))
+        assert found["full"].content()["metrics"] == plain | {"half": 6.0}
+        assert found["5fold"].content()["metrics"]["half"] == 6.0
+    assert calls == [6]
 
 
 def test_training_seconds_are_those_of_the_epochs(run: Path) -> None:

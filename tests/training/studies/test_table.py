@@ -31,6 +31,8 @@ def summary(*, seeds: int = 2, **variants: dict[str, Any]) -> dict[str, Any]:
         "seeds": list(range(seeds)),
         "variants": variants,
         "tables": [],
+        "digits": {},
+        "notes": [],
         "extras": {},
     }
 
@@ -40,8 +42,8 @@ def rows_of(text: str) -> list[list[str]]:
 
 
 def layout(*rows: tuple[str, str], compare: str | None = None, columns: tuple[str, ...] = METRICS) -> dict[str, Any]:
-    entries = [{"variant": key, "label": label} for key, label in rows]
-    return {"title": "A table", "rows": entries, "columns": list(columns), "compare": compare}
+    entries = [{"variant": key, "label": label, "marks": []} for key, label in rows]
+    return {"title": "A table", "rows": entries, "columns": list(columns), "compare": compare, "marks": []}
 
 
 def test_the_layout_of_the_papers_first_table() -> None:
@@ -70,6 +72,17 @@ def test_differences_stand_in_parentheses_as_in_the_third_table() -> None:
     rows = rows_of(render_tables(content).split("## A table")[1].split("##")[0])
     assert rows[3] == ["VSRN (odd)", *["51.5 (-2.5)"] * 6]
     assert rows[4] == ["VSRN (own)", *["54.0 (+0.0)"] * 6]
+
+
+def test_other_measures_have_their_own_digits_and_notes_are_told() -> None:
+    content = summary(seeds=1, online=variant("A", 0.25634), full=variant("B", 0.0914))
+    content["digits"] = {"rsum": 4}
+    content["notes"] = ["Table V is left out"]
+    content["tables"] = [layout(("full", "B"), compare="online", columns=("i2t_r1", "rsum"))]
+    text = render_tables(content)
+    rows = rows_of(text.split("## A table")[1].split("##")[0])
+    assert rows[3] == ["B", "0.1 (-0.2)", "0.0914 (-0.1649)"]
+    assert "## Notes\n\n- Table V is left out\n" in text
 
 
 def test_failures_are_told_and_leave_their_cells_empty() -> None:

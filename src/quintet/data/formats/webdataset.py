@@ -83,7 +83,7 @@ def _split_of(shard: Path, source: Path) -> str | None:
 
 def _samples(shard: Path, pictures: Path, caption: str | None, taken: set[str], notes: Notes) -> dict[str, _Sample]:
     samples: dict[str, _Sample] = {}
-    for name, data in _files(shard, notes):
+    for name, data in shard_files(shard, notes):
         path = PurePosixPath(name)
         stem, _, suffix = path.name.partition(".")  # a key ends at the first dot
         key, suffix = (path.parent / stem).as_posix(), f".{suffix.lower()}"
@@ -102,7 +102,7 @@ def _samples(shard: Path, pictures: Path, caption: str | None, taken: set[str], 
     return samples
 
 
-def _files(shard: Path, notes: Notes) -> Iterator[tuple[str, bytes]]:
+def shard_files(shard: Path, notes: Notes) -> Iterator[tuple[str, bytes]]:
     """Plain files with harmless names; nothing is ever unpacked by tarfile itself."""
     try:
         with tarfile.open(shard, "r:*") as tar:

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from quintet.data.vocabulary import WordVocabulary
 from quintet.training.convert.checkpoint import ConversionError, read_checkpoint
-from quintet.training.convert.kinds import kinds
+from quintet.training.convert.kinds import KINDS, kinds, resolve
 from quintet.training.convert.translate import translate
 from quintet.training.convert.vocabulary import read_vocabulary
 from quintet.training.run import write_run
@@ -34,6 +35,9 @@ def convert(
     original = read_checkpoint(checkpoint)
     made = translate(kind, original, options)
     tokenizer = None if vocab is None else read_vocabulary(vocab)
+    added = KINDS[resolve(kind, original)].added_words
+    if isinstance(tokenizer, WordVocabulary) and len(tokenizer) + len(added) == made.arguments["vocabulary_size"]:
+        tokenizer = WordVocabulary([*tokenizer.words, *added], tokenizer.marks)
     if tokenizer is not None and len(tokenizer) != made.arguments["vocabulary_size"]:
         raise ConversionError(
             f"{vocab} has {len(tokenizer)} words, but {checkpoint} was trained with "

@@ -34,6 +34,7 @@ class Kind:
     sizes: Callable[[OriginalCheckpoint], dict[str, Any]] | None = None  # where the tensors have other names than usual
     unused: dict[str, str] = field(default_factory=dict)  # patterns of tensors that no matcher needs -> what they are
     third: str = "the caption model, which only training needs"  # what a third state dict holds
+    added_words: tuple[str, ...] = ()  # what the authors' program adds to the vocabulary in its file
 
 
 TEXT_NAMES = {"embed.": "text_encoder.embed.", "rnn.": "text_encoder.rnn."}
@@ -84,6 +85,12 @@ def _vsrn_arguments(checkpoint: OriginalCheckpoint, options: Mapping[str, Any]) 
 
 HREM_HEADS = 16  # fixed in the released code
 BERT_HEAD = 64  # channels of an attention head in every published BERT
+BERT_WORDS = "bert.embeddings.word_embeddings.weight"
+BERT_UNUSED = {
+    "bert.pooler.*": "BERT's pooler, which nothing reads",
+    "bert.embeddings.position_ids": "the numbers of BERT's positions, which are counted anew",
+}
+NORM_UNUSED = "a batch normalisation that the released code makes and never applies"
 
 
 def _hrem_names(checkpoint: OriginalCheckpoint) -> Names:
@@ -96,20 +103,22 @@ def _hrem_names(checkpoint: OriginalCheckpoint) -> Names:
     return image, text
 
 
-def _hrem_sizes(checkpoint: OriginalCheckpoint) -> dict[str, Any]:
-    image, text = checkpoint.parts[:2]
-    for part, where, name in (
-        (image, "first", "fc.fc.weight"),
-        (text, "second", "bert.embeddings.word_embeddings.weight"),
-    ):
+def matrix_shapes(checkpoint: OriginalCheckpoint, image: str, text: str, hint: str = "") -> tuple[int, int, int, int]:
+    """The shapes of a matrix of the image encoder and of one of the text encoder."""
+    shapes: list[int] = []
+    for part, where, name in zip(checkpoint.parts, ("first", "second"), (image, text), strict=False):
         if name not in part or part[name].dim() != 2:
             found = ", ".join(sorted(part)[:6]) or "nothing"
             raise ConversionError(
-                f"{checkpoint.path}: no matrix {name!r} in the {where} state dict, which holds {found}; of HREM the "
-                "released checkpoints with BERT can be read"
+                f"{checkpoint.path}: no matrix {name!r} in the {where} state dict, which holds {found}{hint}"
             )
-    embed_dim, image_dim = image["fc.fc.weight"].shape
-    vocabulary_size = len(text["bert.embeddings.word_embeddings.weight"])
+        shapes += part[name].shape
+    return shapes[0], shapes[1], shapes[2], shapes[3]
+
+
+def _hrem_sizes(checkpoint: OriginalCheckpoint) -> dict[str, Any]:
+    hint = "; of HREM the released checkpoints with BERT can be read"
+    embed_dim, image_dim, vocabulary_size, _ = matrix_shapes(checkpoint, "fc.fc.weight", BERT_WORDS, hint)
     return {"image_dim": image_dim, "embed_dim": embed_dim, "vocabulary_size": vocabulary_size}
 
 
@@ -148,6 +157,36 @@ def _hrem_arguments(checkpoint: OriginalCheckpoint, options: Mapping[str, Any]) 
     }
 
 
+def _has_bert(checkpoint: OriginalCheckpoint) -> bool:
+    return any(name.startswith("bert.") for name in checkpoint.parts[1])
+
+
+def _infinity_names(checkpoint: OriginalCheckpoint) -> Names:
+    projection, words, pooling = "image_encoder.projection.", "text_encoder.words.", {"gpool.": "text_encoder.pooling."}
+    image = {"fc.": f"{projection}fc.", "mlp.": f"{projection}mlp.", "gpool.": "image_encoder.pooling."}
+    if _has_bert(checkpoint):
+        return image, {"bert.": f"{words}encoder.model.", "linear.": f"{words}linear.", **pooling}
+    return image, {"embed.": f"{words}embed.", "rnn.": f"{words}rnn.", **pooling}
+
+
+def _infinity_sizes(checkpoint: OriginalCheckpoint) -> dict[str, Any]:
+    words = BERT_WORDS if _has_bert(checkpoint) else "embed.weight"
+    embed_dim, image_dim, vocabulary_size, width = matrix_shapes(checkpoint, "fc.weight", words)
+    sizes = {"image_dim": image_dim, "embed_dim": embed_dim, "vocabulary_size": vocabulary_size}
+    return sizes if _has_bert(checkpoint) else sizes | {"word_dim": width}
+
+
+def _infinity_arguments(checkpoint: OriginalCheckpoint, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Generalised pooling on both sides; the released code counts ranks from 0."""
+    image, text = checkpoint.parts[:2]
+    arguments: dict[str, Any] = {"pooling": "gpo", "text_pooling": "gpo", "first_rank": 0}
+    arguments["projection"] = "mlp" if "mlp.layers.0.weight" in image else "linear"
+    if not _has_bert(checkpoint):
+        return arguments | {"bidirectional": "rnn.weight_ih_l0_reverse" in text}
+    config = bert_config(text, options.get("bert_heads"))
+    return arguments | {"text": "hf:bert-base-uncased", "text_config": config, "text_pretrained": False}
+
+
 KINDS: dict[str, Kind] = {
     "vsepp": Kind("vse++", _vse_names),
     "scan": Kind(
@@ -182,17 +221,19 @@ KINDS: dict[str, Kind] = {
         {"residual_weight": Option("beta", 0.8), "heads": Option(None), "bert_heads": Option(None)},
         _hrem_arguments,
         _hrem_sizes,
-        {
-            "fc.mlp.bns.1.*": "a batch normalisation that the released code makes and never applies",
-            "bert.pooler.*": "BERT's pooler, which nothing reads",
-            "bert.embeddings.position_ids": "the numbers of BERT's positions, which are counted anew",
-        },
+        {"fc.mlp.bns.1.*": NORM_UNUSED, **BERT_UNUSED},
         "the relation graph, which only training needs",
     ),
+    "vse-infinity": Kind(
+        "vse++",
+        _infinity_names,
+        {"bert_heads": Option(None)},
+        _infinity_arguments,
+        _infinity_sizes,
+        {"mlp.bns.1.*": NORM_UNUSED, **BERT_UNUSED},
+        added_words=("<mask>",),
+    ),
 }
-
-# Kinds that are known and cannot be read yet: each becomes an entry of KINDS when its matcher arrives.
-LATER = ("vse-infinity",)
 
 
 def kinds() -> list[str]:
@@ -202,12 +243,8 @@ def kinds() -> list[str]:
 
 def resolve(kind: str, checkpoint: OriginalCheckpoint) -> str:
     """The entry of KINDS to use: AOQ trains VSRN or BFAN, and its checkpoints are told apart by their tensors."""
-    if kind in LATER:
-        raise ConversionError(
-            f"checkpoints of kind {kind!r} are not supported yet; choose one of: {', '.join(kinds())}"
-        )
     if kind == "aoq":
         return "vsrn" if count_blocks(checkpoint.parts[0]) else "bfan"
     if kind not in KINDS:
-        raise ConversionError(f"there is no kind of checkpoint {kind!r}; {suggest(kind, [*kinds(), *LATER])}")
+        raise ConversionError(f"there is no kind of checkpoint {kind!r}; {suggest(kind, kinds())}")
     return kind

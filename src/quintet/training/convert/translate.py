@@ -13,7 +13,7 @@ from torch import Tensor
 from quintet.errors import RecipeError, suggest
 from quintet.models import create_model
 from quintet.training.convert.checkpoint import ConversionError, OriginalCheckpoint
-from quintet.training.convert.kinds import KINDS, Kind, Names, count_blocks, resolve
+from quintet.training.convert.kinds import KINDS, Kind, Names, count_blocks, matrix_shapes, resolve
 
 # Options of the authors' programs that change what a matcher computes, with the one value that is supported.
 FIXED: dict[str, Any] = {
@@ -90,15 +90,7 @@ def _check_options(checkpoint: OriginalCheckpoint, name: str, options: Mapping[s
 
 
 def _sizes(checkpoint: OriginalCheckpoint) -> dict[str, Any]:
-    image, text = checkpoint.parts[:2]
-    for part, where, name in ((image, "first", "fc.weight"), (text, "second", "embed.weight")):
-        if name not in part or part[name].dim() != 2:
-            found = ", ".join(sorted(part)[:6]) or "nothing"
-            raise ConversionError(
-                f"{checkpoint.path}: no matrix {name!r} in the {where} state dict, which holds {found}"
-            )
-    embed_dim, image_dim = image["fc.weight"].shape
-    vocabulary_size, word_dim = text["embed.weight"].shape
+    embed_dim, image_dim, vocabulary_size, word_dim = matrix_shapes(checkpoint, "fc.weight", "embed.weight")
     return {"image_dim": image_dim, "embed_dim": embed_dim, "vocabulary_size": vocabulary_size, "word_dim": word_dim}
 
 
@@ -155,6 +147,8 @@ def _hint(checkpoint: OriginalCheckpoint, kind: str) -> str:
     likely = (
         ["hrem"]
         if "fc.fc.weight" in image
+        else ["vse-infinity"]
+        if "gpool.linear.weight" in image
         else ["vsrn"]
         if count_blocks(image)
         else ["scan", "bfan"]

@@ -29,7 +29,7 @@ def time_batches(trained: Trained, first: str, labels: Mapping[str, str], repeat
     data = open_data(recipe, lambda _: None)
     tokenizer = load_tokenizer(trained.folders[first] / "tokenizer.json")
     matcher = open_run(trained.folders[first], device=trained.device).matcher
-    batch = _batch(recipe, data, tokenizer, matcher).to(trained.device)
+    batch = timing_batch(recipe, data, tokenizer, matcher).to(trained.device)
     objectives: dict[str, Objectives] = {
         key: build_objective(_past_warmup(trained.recipes[key].stages[-1]), matcher, tokenizer, data) for key in labels
     }
@@ -37,15 +37,15 @@ def time_batches(trained: Trained, first: str, labels: Mapping[str, str], repeat
     return [row | {"label": labels[row["loss"]]} for row in rows]
 
 
-def _batch(recipe: Recipe, data: TrainingData, tokenizer: Tokenizer, matcher: Any) -> PairBatch:
+def timing_batch(recipe: Recipe, data: TrainingData, tokenizer: Tokenizer, matcher: Any) -> PairBatch:
+    """The first batch that a recipe trains on, with negatives from anywhere in the split."""
     batches = recipe.stages[-1].batches
     pairs = epoch_batches(data.train, batches.size, seed=(recipe.seed, 0, 0), per=batches.per)[0]
     rng = np.random.default_rng(recipe.seed)
     source = data.image_source(matcher, recipe.data.augment)
     rows = any_negatives(data.train, len(pairs), rng)
-    return next(
-        load_pairs(data.train, source, sentences_of(tokenizer, data.train), [pairs], seed=(0,), offline=lambda _: rows)
-    )
+    sentences = sentences_of(tokenizer, data.train, recipe.data.augment)
+    return next(load_pairs(data.train, source, sentences, [pairs], seed=(0,), offline=lambda _: rows))
 
 
 def any_negatives(split: Split, n: int, rng: np.random.Generator) -> OfflineRows:

@@ -190,6 +190,7 @@ class _Runner:
             device=self.device,
             block=self.settings.block,
             bootstrap=self.settings.bootstrap,
+            measures=self.study.measures,
             facts={key: record.get(key) for key in ("study", "variant", "seed")}
             | {"trained_on": record.get("device"), "peak_memory_bytes": record.get("peak_memory_bytes")},
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from quintet.evaluation.result import write_result
 from quintet.evaluation.scoring import Member
 from quintet.files import read_json, read_jsonl
 from quintet.training.run import Run, open_run
+from quintet.training.studies.study import Measure
 
 
 @dataclass(frozen=True)
@@ -38,17 +39,22 @@ def measure_run(
     block: int | tuple[int, int],
     bootstrap: int,
     facts: Mapping[str, Any],
+    measures: Sequence[Measure] = (),
 ) -> dict[str, Measurement]:
-    """The run's measurement under each protocol; `facts` are written into the result files."""
+    """The run's measurement under each protocol; `facts` are written into the result files.
+
+    `measures` are of the whole split and stand among the metrics of every protocol.
+    """
     run = open_run(folder, device=device)
     found = {name: Measurement(*_paths(results, folder.name, name)) for name in protocols}
-    missing = [name for name in protocols if not _still_holds(found[name], run, split, bootstrap)]
+    missing = [name for name in protocols if not _still_holds(found[name], run, split, bootstrap, measures)]
     if not missing:
         return found
     began = time.monotonic()
     images, texts = run.image_batches(corpus, split.images), run.text_batches(split.texts)
     member = Member(run.matcher, *encode_split(run.matcher, images, texts, split, device), name=run.name)
     encoding = time.monotonic() - began
+    more = {measure.name: measure.of(member, split) for measure in measures}
     for name in missing:
         began = time.monotonic()
         result = evaluate_members([member], split, name, block, bootstrap, device=device)
@@ -59,6 +65,7 @@ def measure_run(
         }
         result.save_ranks(found[name].ranks)
         runs = [{"name": run.name, "weights_sha256": run.weights_checksum}]
+        result = replace(result, metrics=result.metrics | more)
         write_result(found[name].result, result, corpus=corpus.name, runs=runs, seconds=seconds, **facts)
     return found
 
@@ -73,7 +80,7 @@ def _paths(results: Path, run: str, protocol: str) -> tuple[Path, Path]:
     return results / f"{run}.{protocol}.json", results / f"{run}.{protocol}.npz"
 
 
-def _still_holds(measurement: Measurement, run: Run, split: Split, bootstrap: int) -> bool:
+def _still_holds(measurement: Measurement, run: Run, split: Split, bootstrap: int, measures: Sequence[Measure]) -> bool:
     """Whether a file is there that was measured with these weights on these pairs."""
     if not (measurement.result.is_file() and measurement.ranks.is_file()):
         return False
@@ -82,4 +89,5 @@ def _still_holds(measurement: Measurement, run: Run, split: Split, bootstrap: in
         content["provenance"]["runs"][0]["weights_sha256"] == run.weights_checksum
         and content["split_checksum"] == split_checksum(split)
         and content["settings"]["bootstrap"] == bootstrap
+        and all(measure.name in content["metrics"] for measure in measures)
     )

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from quintet.data.corpus import Split
 from quintet.evaluation.metrics import RECALLS
+from quintet.evaluation.scoring import Member
 from quintet.training.recipe import Recipe, parse_recipe
 
 MARK = "@"
@@ -49,20 +51,32 @@ class Variant:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a table: a variant, under a label that may differ from its own."""
+    """One line of a table: a variant, under a label that may differ from its own; `marks` stand in further columns."""
 
     variant: str
     label: str
+    marks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Layout:
-    """A table of metrics. `compare`: the variant whose difference stands in parentheses behind each number."""
+    """A table of metrics. `compare`: the variant whose difference stands in parentheses behind each number; `marks`:
+    the headings of the rows' marks."""
 
     title: str
     rows: tuple[Row, ...]
     columns: tuple[str, ...] = (*RECALLS, "rsum")
     compare: str | None = None
+    marks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A number of every run beside its metrics, and like these a column: what it is called, and how it is measured."""
+
+    name: str
+    of: Callable[[Member, Split], float]
+    digits: int = 1  # behind the point, in tables
 
 
 @dataclass(frozen=True)
@@ -106,6 +120,8 @@ class Study:
     extras: tuple[Extra, ...] = ()
     # called before a run starts with its folder, its recipe, and the finished runs of the same seed with theirs
     prepare: Callable[[Path, Recipe, Mapping[Path, Recipe]], None] | None = None
+    measures: tuple[Measure, ...] = ()
+    notes: tuple[str, ...] = ()  # what a reader of the tables has to know
 
     def __post_init__(self) -> None:
         known: set[str] = set()

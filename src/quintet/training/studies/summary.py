@@ -79,6 +79,8 @@ def summarise(
         "seeds": list(dict.fromkeys(seed for _, seed in outcomes)),
         "variants": {v.key: _variant(v, runs[v.key], runs[study.reference], protocols) for v in study.variants},
         "tables": [asdict(table) for table in study.tables],
+        "digits": {measure.name: measure.digits for measure in study.measures},
+        "notes": list(study.notes),
         "extras": {
             extra.key: {"title": extra.title, "columns": [asdict(column) for column in extra.columns]}
             | dict(extras[extra.key])

@@ -59,13 +59,13 @@ def _preamble(summary: dict[str, Any]) -> str:
 
 
 def _layout(summary: dict[str, Any], table: dict[str, Any]) -> str:
-    header = ["model", *(_heading(name) for name in table["columns"])]
+    header = ["model", *table.get("marks", ()), *(_heading(name) for name in table["columns"])]
     rows = []
     for protocol in summary["protocols"]:
-        rows.append([_section(summary, protocol), *("" for _ in table["columns"])])
+        rows.append([_section(summary, protocol), *("" for _ in header[1:])])
         for row in table["rows"]:
             cells = [_cell(summary, row["variant"], protocol, name, table["compare"]) for name in table["columns"]]
-            rows.append([row["label"], *cells])
+            rows.append([row["label"], *row.get("marks", ()), *cells])
     return markdown_table(header, rows)
 
 
@@ -85,27 +85,28 @@ def _cell(summary: dict[str, Any], key: str, protocol: str, name: str, compare: 
     found = summary["variants"][key]["protocols"][protocol]
     if not found["seeds"]:
         return NOTHING
-    cell = with_spread(found["mean"][name], found["spread"] and found["spread"][name])
+    digits = summary["digits"].get(name, 1)
+    cell = with_spread(found["mean"][name], found["spread"] and found["spread"][name], digits)
     other = summary["variants"][compare]["protocols"][protocol] if compare else None
     if other is None or not other["seeds"]:
         return cell
-    return f"{cell} ({signed(found['mean'][name] - other['mean'][name])})"
+    return f"{cell} ({signed(found['mean'][name] - other['mean'][name], digits)})"
 
 
-def with_spread(mean: float, spread: float | None) -> str:
+def with_spread(mean: float, spread: float | None, digits: int = 1) -> str:
     """
     >>> with_spread(72.84, 0.41), with_spread(72.84, None)
     ('72.8 ± 0.4', '72.8')
     """
-    return f"{mean:.1f}" if spread is None else f"{mean:.1f} ± {spread:.1f}"
+    return f"{mean:.{digits}f}" if spread is None else f"{mean:.{digits}f} ± {spread:.{digits}f}"
 
 
-def signed(value: float) -> str:
+def signed(value: float, digits: int = 1) -> str:
     """
     >>> signed(-0.04), signed(1.25), signed(-3.0)
     ('+0.0', '+1.2', '-3.0')
     """
-    return f"{round(value, 1) + 0.0:+.1f}"
+    return f"{round(value, digits) + 0.0:+.{digits}f}"
 
 
 def _gains(summary: dict[str, Any]) -> str:
@@ -142,6 +143,7 @@ def _extra(extra: dict[str, Any]) -> str:
 
 
 def _notes(summary: dict[str, Any]) -> Iterator[str]:
+    yield from summary["notes"]
     for variant in summary["variants"].values():
         for run in variant["runs"]:
             who = f"{variant['label']}, seed {run['seed']}"

@@ -1,0 +1,113 @@
+"""Pictures a second when an index is built, against the bare image tower on pixels that are ready.
+
+    python benchmarks/encoding.py                                   # efficientnet-lite0, generated photographs
+    python benchmarks/encoding.py --pictures ~/Pictures --device cuda --batch-size 128
+
+The index reads files, hashes, decodes, resizes, runs the tower and a matcher on its features, and writes codes and the
+table of items. The bare tower runs alone on a tensor. Both on the same device with the same batch, in this one run.
+Writes benchmarks/results/encoding_DEVICE.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from quintet.data.vocabulary import WordVocabulary
+from quintet.evaluation.result import provenance
+from quintet.files import write_json
+from quintet.models import create_model
+from quintet.search.build import build_index
+from quintet.training.devices import pick_device
+from quintet.training.extractor import FeatureExtractor
+from quintet.training.run import write_run
+
+RESULTS = Path(__file__).parent / "results"
+PHOTOGRAPH = (1024, 768)  # pixels of a generated picture
+
+
+def generate(folder: Path, count: int) -> None:
+    """JPEGs of smooth noise: they take as long to decode as photographs of their size."""
+    chance = np.random.default_rng(0)
+    for number in range(count):
+        small = Image.fromarray(chance.integers(0, 256, (96, 128, 3), dtype=np.uint8))
+        small.resize(PHOTOGRAPH, Image.Resampling.BICUBIC).save(folder / f"{number:05}.jpg", quality=90)
+
+
+def make_run(folder: Path, tower: str) -> None:
+    """An untrained VSE++ on features of the tower: time does not depend on training."""
+    extractor = FeatureExtractor.create(tower)
+    vocabulary = WordVocabulary.build(["a dog"], min_count=1)
+    sizes = {"image_dim": extractor.dim, "vocabulary_size": len(vocabulary), "embed_dim": 1024}
+    write_run(
+        folder,
+        name="benchmark",
+        model={"name": "vse++", "arguments": sizes},
+        state_dict=create_model("vse++", **sizes).state_dict(),
+        tokenizer=vocabulary,
+        image_input={"kind": "features", "name": tower, "tower": extractor.state()},
+    )
+
+
+def bare_tower(tower: str, device: str, batch_size: int, count: int) -> float:
+    """Pictures a second of the tower alone."""
+    extractor = FeatureExtractor.create(tower, device=device)
+    pixels = torch.randn(batch_size, 3, *extractor.preprocess.size, device=extractor.device)
+    extractor.features(pixels)  # warm up
+    batches = max(1, count // batch_size)
+    began = time.perf_counter()
+    for _ in range(batches):
+        extractor.features(pixels)
+    return batches * batch_size / (time.perf_counter() - began)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tower", default="efficientnet-lite0")
+    parser.add_argument("--pictures", type=Path, help="a folder of your own instead of generated ones")
+    parser.add_argument("--count", type=int, default=400, help="generated pictures")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    device = str(pick_device(arguments.device))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        pictures = arguments.pictures
+        if pictures is None:
+            pictures = folder / "pictures"
+            pictures.mkdir()
+            generate(pictures, arguments.count)
+        make_run(folder / "run", arguments.tower)
+        options: dict[str, Any] = {"device": device, "batch_size": arguments.batch_size, "workers": arguments.workers}
+        report = build_index(folder / "run", [pictures], folder / "index", **options)
+    bare = bare_tower(arguments.tower, device, arguments.batch_size, report.encoded)
+    ours = report.encoded / report.seconds
+    found = {
+        "benchmark": "encoding",
+        "tower": arguments.tower,
+        "pictures": report.encoded,
+        "generated": arguments.pictures is None,
+        "picture_size": PHOTOGRAPH if arguments.pictures is None else None,
+        "device": torch.cuda.get_device_name() if device.startswith("cuda") else "cpu",
+        "batch_size": arguments.batch_size,
+        "workers": arguments.workers,
+        "index_pictures_per_second": ours,
+        "bare_tower_pictures_per_second": bare,
+        "share_of_bare_tower": ours / bare,
+        "provenance": provenance(),
+    }
+    print(f"index {ours:.1f} pictures/s, bare tower {bare:.1f} pictures/s: {100 * ours / bare:.0f} %")
+    write_json(arguments.out or RESULTS / f"encoding_{device.partition(':')[0]}.json", found)
+
+
+if __name__ == "__main__":
+    main()

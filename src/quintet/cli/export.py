@@ -1,0 +1,32 @@
+"""`quintet export`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+from rich.console import Console
+
+
+def export_command(
+    run: Path = typer.Argument(..., metavar="RUN", help="A run of an embedding matcher.", show_default=False),
+    onnx: Path = typer.Option(..., "--onnx", metavar="FOLDER", help="Where the ONNX files go.", show_default=False),
+) -> None:
+    """Write the two towers of an embedding matcher as ONNX files, checked against torch with onnxruntime.
+
+    `quintet export runs/mine --onnx towers` writes images.onnx, texts.onnx, towers.json (what goes in and out) and
+    tokenizer.json. The score of a pair is the dot product of the two outputs.
+    """
+    from quintet.search.onnx_export import export_onnx
+    from quintet.training.run import open_run
+
+    report = export_onnx(open_run(run), onnx)
+    console = Console()
+    for name, path in report.files.items():
+        size = path.stat().st_size / 2**20
+        console.print(
+            f"{path}: {size:.1f} MiB, {name} to vectors; differs from torch by at most {report.difference[name]:.1e}",
+            highlight=False,
+            markup=False,
+            soft_wrap=True,
+        )

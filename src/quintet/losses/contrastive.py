@@ -1,0 +1,48 @@
+"""The contrastive loss of a batch: each picture picks its sentence out of all of them, and the reverse (InfoNCE).
+
+Of none of the five papers: it trains the heads over frozen towers that Quintet ships (`models/heads.py`).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from quintet.losses.step import Step, Term
+
+
+def contrastive(scores: Tensor, negative: Tensor, *, scale: Tensor | float) -> dict[str, Tensor]:
+    """Two cross-entropies of each pair (i, t) on the diagonal of `scores`, over itself and its negatives.
+
+    Returns `text` (n,): which sentence belongs to picture i, and `image` (n,): which picture to sentence t.
+
+    >>> costs = contrastive(torch.eye(2), ~torch.eye(2, dtype=torch.bool), scale=1.0)
+    >>> round(costs["text"][0].item(), 4)  # log(1 + e^-1)
+    0.3133
+    """
+    own = torch.eye(len(scores), dtype=torch.bool, device=scores.device)
+    logits = (scores * scale).masked_fill(~(negative | own), -torch.inf)
+    positive = logits.diagonal()
+    return {"text": logits.logsumexp(dim=1) - positive, "image": logits.logsumexp(dim=0) - positive}
+
+
+class ContrastiveObjective(nn.Module):
+    """InfoNCE over the (global) batch; other sentences of an anchor's own group are left out.
+
+    `temperature` is where the learned temperature starts; it never falls below 0.01.
+    """
+
+    def __init__(self, temperature: float = 0.05, weight: float = 1.0) -> None:
+        super().__init__()
+        if not temperature >= 0.01:
+            raise ValueError(f"temperature must be at least 0.01, got {temperature}")
+        self.log_scale = nn.Parameter(torch.tensor(-math.log(temperature)))
+        self.weight = weight
+
+    def forward(self, step: Step) -> dict[str, Term]:
+        scale = self.log_scale.clamp(max=math.log(100)).exp()
+        costs = contrastive(step.scores, ~step.same_group, scale=scale)
+        flat = math.log(max(2, step.total))
+        return {name: Term(values[step.mine], self.weight, flat) for name, values in costs.items()}

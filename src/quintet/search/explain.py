@@ -1,0 +1,83 @@
+"""Why an item was found: the words that mattered, and where they look."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from quintet.codes import Codes
+from quintet.scores.embedding import dot_scores
+from quintet.search.encoder import Encoder
+from quintet.search.items import Kind
+
+MAX_WORDS = 64  # words left out one by one; a longer query is explained by its first ones
+
+
+@dataclass(frozen=True)
+class WordWeight:
+    """How much the score falls when a word is left out of the query; below zero: without it the score is higher."""
+
+    word: str
+    weight: float
+
+
+@dataclass(frozen=True)
+class RegionWeights:
+    """Where in the picture a word looks."""
+
+    word: str
+    boxes: np.ndarray  # (n, 4) left, top, right, bottom in 0..1
+    weights: np.ndarray  # (n,)
+
+
+@dataclass(frozen=True)
+class Explanation:
+    words: tuple[WordWeight, ...]
+    score: float
+    regions: tuple[RegionWeights, ...] | None = None  # where a cross-attention matcher was asked
+
+
+@torch.inference_mode()
+def explain(encoder: Encoder, item: Mapping[int, Codes], query: str, kind: Kind) -> Explanation:
+    """`item`: the codes of one item by the runs (by number) whose mean score is explained."""
+    words = query.split()
+    shortened = [
+        " ".join(words[:place] + words[place + 1 :]) for place in range(min(len(words), MAX_WORDS)) if len(words) > 1
+    ]
+    codes = encoder.encode_texts([query, *shortened])
+    scores = torch.stack([_scores(encoder, member, code, codes[member], kind) for member, code in item.items()])
+    whole, *without = scores.mean(dim=0).tolist()  # (1 + words,)
+    weights = [whole - score for score in without] if without else [whole]
+    explained = tuple(WordWeight(word, weight) for word, weight in zip(words, weights, strict=False))
+    return Explanation(explained, whole, _regions(encoder, item, codes, query) if kind == "image" else None)
+
+
+def _scores(encoder: Encoder, member: int, item: Codes, texts: Codes, kind: Kind) -> torch.Tensor:
+    """(n_texts,)."""
+    item, texts = item.to(encoder.device), texts.to(encoder.device)
+    if kind == "text":
+        return dot_scores(item, texts)[0].float().cpu()
+    return encoder.runs[member].matcher.score(item, texts)[0].float().cpu()
+
+
+def _regions(
+    encoder: Encoder, item: Mapping[int, Codes], codes: Sequence[Codes], query: str
+) -> tuple[RegionWeights, ...] | None:
+    """The attention of the first run that has one and whose regions have boxes."""
+    for member, code in item.items():
+        matcher = encoder.runs[member].matcher
+        if not hasattr(matcher, "attention") or code.fragments is None or code.boxes is None:
+            continue
+        shown = matcher.attention(code.to(encoder.device), codes[member][0].to(encoder.device))
+        tokenizer = encoder.tokenizers[member]
+        marks = tokenizer.kinds().mark
+        boxes, weights = shown.boxes.float().cpu().numpy(), shown.weights.float().cpu().numpy()
+        return tuple(
+            RegionWeights(token, boxes, row)
+            for token, id_, row in zip(tokenizer.tokens(query), tokenizer.ids(query), weights, strict=True)
+            if not marks[id_]
+        )
+    return None

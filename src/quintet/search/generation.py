@@ -1,0 +1,201 @@
+"""One generation of an index: its items and its store, written beside the old one and exchanged at the end."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from urllib.parse import parse_qsl, urlencode
+
+import numpy as np
+
+from quintet.files import read_json
+from quintet.search.errors import SearchError
+from quintet.search.items import KINDS, Entry, Kind, write_items
+from quintet.search.manifest import Manifest
+from quintet.search.roles import first_vectors
+from quintet.search.segments import CodeTable, Segment
+from quintet.search.stores import file_address, open_store
+from quintet.search.stores.address import Address
+
+FOLDERS = ("exact", "faiss")  # stores that are folders
+EXACT_UP_TO = 50_000  # items; above, FAISS answers sooner
+AT_ONCE = 4096  # vectors given to a store
+
+
+def choose_store(store: str, items: int) -> str:
+    """What "auto" means: every vector is compared as long as that is quick."""
+    if store == "auto":
+        return "exact" if items <= EXACT_UP_TO else "faiss"
+    if is_ours(store) and store.partition("?")[0] not in FOLDERS:
+        raise SearchError(
+            f"there is no store {store!r}; use auto, exact, faiss, or the address of an engine (milvus:FILE.db, "
+            "milvus+http://HOST:PORT, postgresql://HOST/DATABASE)"
+        )
+    return store if is_ours(store) else _absolute(store)
+
+
+def _absolute(store: str) -> str:
+    """A store in a file or folder is found from wherever the index is searched."""
+    address = Address.parse(store)
+    if address.scheme not in (*FOLDERS, "milvus"):
+        return store
+    options = f"?{urlencode(address.options)}" if address.options else ""
+    return file_address(address.scheme, address.path().resolve()) + options
+
+
+def is_ours(store: str) -> bool:
+    """Whether a store lives in the generation's folder: "exact", "faiss?kind=hnsw"; not "milvus:all.db"."""
+    return ":" not in store.partition("?")[0]
+
+
+def store_address(store: str, generation: Path, kind: Kind) -> str:
+    """The address of one kind's vectors: pictures and sentences are kept apart.
+
+    >>> store_address("faiss?kind=hnsw", Path("i/generation-2"), "image")
+    'faiss:i/generation-2/store-image?kind=hnsw'
+    >>> store_address("postgresql://localhost/db?table=holiday", Path("i"), "text")
+    'postgresql://localhost/db?table=holiday_text'
+    """
+    base, _, query = store.partition("?")
+    options = dict(parse_qsl(query))
+    scheme = base.partition(":")[0]
+    if is_ours(store):
+        base = file_address(scheme, generation / f"store-{kind}")
+    elif scheme in FOLDERS:
+        base = f"{base}-{kind}"
+    else:
+        name = "table" if scheme.startswith("postgres") else "collection"
+        options[name] = f"{options.get(name, 'quintet')}_{kind}"
+    return f"{base}?{urlencode(options)}" if options else base
+
+
+def open_tables(index: Path, manifest: Manifest) -> dict[Kind, CodeTable]:
+    return {
+        kind: CodeTable([Segment(index / "segments" / part.name, part.rows) for part in manifest.segments[kind]])
+        for kind in KINDS
+    }
+
+
+def write_generation(
+    index: Path,
+    manifest: Manifest,
+    entries: Mapping[Kind, Sequence[Entry]],
+    before: Manifest | None,
+    old: Mapping[str, Entry],
+) -> None:
+    """Write items and stores of `manifest`'s generation, then make it the index's own. `old`: items as they were."""
+    final = manifest.folder(index)
+    partial = final.with_name(f".{final.name}.partial")
+    try:
+        shutil.rmtree(partial, ignore_errors=True)  # of a build that was killed
+        partial.mkdir()
+        write_items(partial / "items.sqlite", [entry for kind in KINDS for entry in entries[kind]])
+        if manifest.first:
+            tables = open_tables(index, manifest)
+            for kind in KINDS:
+                _write_store(index, partial, kind, manifest, before, entries[kind], old, tables[kind])
+        _sync(partial)
+        partial.rename(final)
+        manifest.write(index)  # from here on the new generation is the index
+    except OSError as error:
+        raise SearchError(
+            f"could not write {final}: {error.strerror or error}; the index is as it was: make room and run the same "
+            "command again, it resumes"
+        ) from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    if manifest.first and not is_ours(manifest.store):
+        _drop_from_engine(manifest, final, entries)
+
+
+def _write_store(
+    index: Path,
+    partial: Path,
+    kind: Kind,
+    manifest: Manifest,
+    before: Manifest | None,
+    entries: Sequence[Entry],
+    old: Mapping[str, Entry],
+    table: CodeTable,
+) -> None:
+    """A copy of the old store with what changed, a new one where most of it changed, or the engine outside."""
+    wanted = {entry.item.id: entry for entry in entries}
+    known: dict[str, Entry] = {}
+    if is_ours(manifest.store):
+        if not wanted:
+            return
+        mine = {id_: entry for id_, entry in old.items() if entry.item.kind == kind}
+        common = len(mine.keys() & wanted.keys())
+        if before is not None and before.store == manifest.store and 2 * common > max(len(wanted), len(mine)):
+            shutil.copytree(before.folder(index) / f"store-{kind}", partial / f"store-{kind}")
+            known = mine
+    store = open_store(store_address(manifest.store, partial, kind), manifest.dim, create=not known)
+    if not is_ours(manifest.store):
+        known = {id_: old[id_] for id_ in store.ids() if id_ in old}
+    with closing(store):
+        if is_ours(manifest.store):
+            store.delete(known.keys() - wanted.keys())
+        changed = [entry for id_, entry in wanted.items() if id_ not in known or known[id_].item != entry.item]
+        for some, vectors in _vectors(changed, manifest, table):
+            store.add([entry.item.id for entry in some], vectors, [entry.item.facts() for entry in some])
+        store.flush()
+
+
+def _vectors(
+    entries: Sequence[Entry], manifest: Manifest, table: CodeTable
+) -> Iterator[tuple[Sequence[Entry], np.ndarray]]:
+    ordered = sorted(entries, key=lambda entry: entry.place)
+    for start in range(0, len(ordered), AT_ONCE):
+        some = ordered[start : start + AT_ONCE]
+        yield some, place_vectors(table, manifest, some)
+
+
+def place_vectors(table: CodeTable, manifest: Manifest, entries: Sequence[Entry]) -> np.ndarray:
+    """(n, dim) float32: the first stage's vectors of items, from their codes."""
+    places = [entry.place for entry in entries]
+    codes = {member: table.codes(member, places, parts=("embedding",)) for member in manifest.first}
+    return first_vectors(codes, manifest.first).numpy()
+
+
+def _drop_from_engine(manifest: Manifest, final: Path, entries: Mapping[Kind, Sequence[Entry]]) -> None:
+    """From an engine that old and new generation share: last, and until then searchers pass over what is gone."""
+    for kind in KINDS:
+        with closing(open_store(store_address(manifest.store, final, kind), manifest.dim)) as store:
+            gone = set(store.ids()) - {entry.item.id for entry in entries[kind]}
+            if gone:
+                store.delete(gone)
+                store.flush()
+
+
+def _sync(folder: Path) -> None:
+    """On disk, before anything names it."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+
+
+def tidy(index: Path, manifest: Manifest, pictures: Sequence[Entry]) -> None:
+    """Remove what no generation needs any more. Readers of the old generation keep the files they have open."""
+    segments = {part.name for parts in manifest.segments.values() for part in parts}
+    for pattern, used in (
+        ("generation-*", {manifest.folder(index).name}),
+        ("segments/*", segments),
+        ("runs/*", {run.weights for run in manifest.runs}),
+        ("towers/*", {_tower_of(index / "runs" / run.weights) for run in manifest.runs}),
+    ):
+        for folder in index.glob(pattern):
+            if folder.name not in used:
+                shutil.rmtree(folder, ignore_errors=True)
+    contents = {entry.content for entry in pictures}
+    for path in index.glob("pictures/*/*"):
+        if path.stem not in contents:
+            path.unlink(missing_ok=True)
+
+
+def _tower_of(run: Path) -> str:
+    """The checksum of the image tower whose features a run reads; empty where that is not known."""
+    return str((read_json(run / "images.json").get("tower") or {}).get("checksum", ""))

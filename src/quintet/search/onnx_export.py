@@ -1,0 +1,229 @@
+"""The two towers of an embedding matcher as ONNX files, checked against torch."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from quintet.data.batches import ImageBatch, TextBatch
+from quintet.files import complete_or_absent, write_json
+from quintet.layers.padded_gru import unpacked
+from quintet.search.errors import SearchError
+from quintet.training.run import Run
+
+OPSET = 17
+TOLERANCE = 1e-4  # of a unit vector's channels, between onnxruntime and torch
+REGIONS, WORDS = 36, 12  # of the example that is traced; both are free in the file
+
+
+@dataclass(frozen=True)
+class ExportReport:
+    folder: Path
+    files: dict[str, Path]  # "images", "texts"
+    difference: dict[str, float]  # the largest between onnxruntime and torch, on batches of other sizes
+
+
+class ImageTowerOfFragments(nn.Module):
+    def __init__(self, matcher: Any) -> None:
+        super().__init__()
+        self.matcher = matcher
+
+    def forward(self, fragments: Tensor, real: Tensor) -> Tensor:
+        return self.matcher.encode_images(ImageBatch(fragments=fragments, mask=real)).embedding
+
+
+class ImageTowerOfPixels(nn.Module):
+    def __init__(self, matcher: Any) -> None:
+        super().__init__()
+        self.matcher = matcher
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        return self.matcher.encode_images(ImageBatch(pixels=pixels)).embedding
+
+
+class TextTower(nn.Module):
+    def __init__(self, matcher: Any) -> None:
+        super().__init__()
+        self.matcher = matcher
+
+    def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
+        return self.matcher.encode_texts(TextBatch(tokens, lengths)).embedding
+
+
+class PlainAttention(nn.Module):
+    """`nn.MultiheadAttention` over one sequence, batch first, in operations whose sizes stay free when exported."""
+
+    def __init__(self, attention: nn.MultiheadAttention) -> None:
+        super().__init__()
+        self.num_heads = attention.num_heads
+        self.batch_first, self._qkv_same_embed_dim = attention.batch_first, True  # torch's encoder layers look at these
+        self.weight, self.bias = attention.in_proj_weight, attention.in_proj_bias
+        self.out = attention.out_proj
+
+    def forward(self, x: Tensor, *_: Any, key_padding_mask: Tensor | None = None, **__: Any) -> tuple[Tensor, None]:
+        """(n, L, d) -> (n, L, d). `key_padding_mask` is additive here, as the encoder layer makes it."""
+        parts = F.linear(x, self.weight, self.bias).chunk(3, dim=-1)  # 3 of (n, L, d)
+        query, key, value = (
+            part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for part in parts
+        )  # (n, h, L, d / h)
+        logits = query @ key.transpose(2, 3) / query.shape[-1] ** 0.5  # (n, h, L, L)
+        if key_padding_mask is not None:
+            logits = logits + key_padding_mask[:, None, None]
+        return self.out((logits.softmax(dim=-1) @ value).transpose(1, 2).flatten(2)), None
+
+
+def export_onnx(run: Run, folder: Path) -> ExportReport:
+    """Write `images.onnx`, `texts.onnx` and `towers.json` (what goes in and comes out); raise unless both agree with
+    torch, also on batches of other sizes than the one they were traced with."""
+    _require_packages()
+    _require_embeddings(run.matcher)
+    matcher = run.matcher.cpu().eval()
+    files, difference, inputs = {}, {}, {}
+    for name in ("images", "texts"):
+        tower, axes = _tower(matcher, name)
+        given = [_example(matcher, run, name, n, more) for n, more in ((2, 0), (3, 2), (1, -1))]
+        files[name] = folder / f"{name}.onnx"
+        with complete_or_absent(files[name]) as temporary:
+            _export(_tower(_exportable(matcher), name)[0], given[0], axes, temporary, name)
+            difference[name] = max(_difference(tower, each, axes, temporary) for each in given)
+            if not difference[name] <= TOLERANCE:  # NaN too
+                raise SearchError(
+                    f"the exported tower of {name} differs from torch by {difference[name]:.2g} (at most "
+                    f"{TOLERANCE:g} is rounding); this matcher cannot be exported"
+                )
+        inputs[name] = {key: list(free.values()) for key, free in axes.items()}
+    write_json(folder / "towers.json", _description(run, inputs, difference))
+    if run.tokenizer is not None:
+        write_json(folder / "tokenizer.json", run.tokenizer.state())
+    return ExportReport(folder, files, difference)
+
+
+def _require_packages() -> None:
+    try:
+        import onnx  # noqa: F401
+        import onnxruntime  # noqa: F401
+    except ImportError as error:
+        raise SearchError(f"exporting needs onnx and onnxruntime: `pip install 'quintet[onnx]'` ({error})") from None
+
+
+def _require_embeddings(matcher: Any) -> None:
+    with torch.no_grad():
+        probe = matcher.encode_texts(TextBatch.from_ids([[0]]).to(next(matcher.parameters()).device))
+    if probe.embedding is None or probe.fragments is not None:
+        raise SearchError(
+            f"{type(matcher).__name__} compares fragments instead of one vector a picture and one a sentence; only the "
+            "towers of embedding matchers can be exported (VSE++, VSRN, HREM, Dual-Path)"
+        )
+
+
+def _exportable(matcher: Any) -> Any:
+    """A copy whose attention layers keep their sizes free."""
+    copy = deepcopy(matcher)
+    for module in list(copy.modules()):
+        for name, child in list(module.named_children()):
+            if isinstance(child, nn.MultiheadAttention):
+                setattr(module, name, PlainAttention(child))
+    return copy
+
+
+def _tower(matcher: Any, name: str) -> tuple[nn.Module, dict[str, dict[int, str]]]:
+    """A tower, and the names of its inputs with their free axes."""
+    if name == "texts":
+        return TextTower(matcher).eval(), {"tokens": {0: "n", 1: "words"}, "lengths": {0: "n"}}
+    if matcher.image_input == "pixels":
+        return ImageTowerOfPixels(matcher).eval(), {"pixels": {0: "n"}}
+    free = {0: "n", 1: "regions"}
+    return ImageTowerOfFragments(matcher).eval(), {"fragments": free, "real": free}
+
+
+def _example(matcher: Any, run: Run, name: str, n: int, more: int) -> tuple[Tensor, ...]:
+    """Random input of n items; the last one is shorter than the others, so that masks matter."""
+    generator = torch.Generator().manual_seed(n)
+    if name == "texts":
+        size = len(run.tokenizer) if run.tokenizer is not None else 10
+        tokens = torch.randint(0, size, (n, WORDS + more), generator=generator)
+        lengths = torch.full((n,), WORDS + more)
+        lengths[-1] = 3
+        return tokens, lengths
+    if matcher.image_input == "pixels":
+        return (torch.randn(n, 3, *matcher.preprocess.size, generator=generator),)
+    regions = torch.randn(n, REGIONS + more, _image_dim(matcher), generator=generator)
+    real = torch.ones(n, REGIONS + more, dtype=torch.bool)
+    real[-1, 5:] = False
+    return regions, real
+
+
+def _image_dim(matcher: Any) -> int:
+    """The channels its features must have: those of the first layer that reads them."""
+    first = next(module for module in matcher.image_encoder.modules() if isinstance(module, nn.Linear))
+    return first.in_features
+
+
+def _export(tower: nn.Module, given: Sequence[Tensor], axes: dict[str, dict[int, str]], path: Path, name: str) -> None:
+    names = list(axes)
+    try:
+        with _quietly(), unpacked(), torch.no_grad():
+            torch.onnx.export(
+                tower,
+                tuple(given),
+                str(path),
+                input_names=names,
+                output_names=["embedding"],
+                dynamic_axes=axes | {"embedding": {0: "n"}},
+                opset_version=OPSET,
+                dynamo=False,  # the other exporter needs one more package, and fixes sizes that are free here
+            )
+    except (RuntimeError, torch.onnx.OnnxExporterError) as error:
+        raise SearchError(f"the tower of {name} cannot be exported: {str(error).splitlines()[0]:.200}") from None
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Tracing warns of every check of sizes in Python; whether any of them matters is measured afterwards."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)  # one fused operation that ONNX does not have
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+
+
+def _difference(tower: nn.Module, given: Sequence[Tensor], axes: dict[str, dict[int, str]], path: Path) -> float:
+    import onnxruntime
+    from onnxruntime.capi import onnxruntime_pybind11_state as kinds
+
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    try:
+        (found,) = session.run(None, {name: tensor.numpy() for name, tensor in zip(axes, given, strict=True)})
+    except (kinds.Fail, kinds.InvalidArgument, kinds.NotImplemented, kinds.RuntimeException) as error:
+        raise SearchError(f"onnxruntime cannot run what was exported: {str(error).splitlines()[0]:.200}") from None
+    with torch.no_grad():
+        return float(np.abs(found - tower(*given).numpy()).max())
+
+
+def _description(run: Run, inputs: dict[str, Any], difference: dict[str, float]) -> dict[str, Any]:
+    return {
+        "run": run.name,
+        "weights_sha256": run.weights_checksum,
+        "opset": OPSET,
+        "inputs": inputs,  # of each tower by name, with the axes that are free
+        "output": "embedding: (n, dim) float32 of unit length; the score of a pair is the dot product",
+        "images": run.image_input if run.image_input["kind"] == "features" else _pixels(run),
+        "largest_difference_from_torch": difference,
+    }
+
+
+def _pixels(run: Run) -> dict[str, Any]:
+    return {"kind": "pixels", "preprocess": run.matcher.preprocess.state()}

@@ -1,0 +1,166 @@
+"""The API: what can be asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import IO, Annotated
+
+from fastapi import APIRouter, Depends, Query, Request, Response
+from starlette.responses import StreamingResponse
+
+from quintet.search.errors import MissingPicture
+from quintet.serve import metrics
+from quintet.serve.guard import COOKIE, same, session_value
+from quintet.serve.problems import documented, problem
+from quintet.serve.schemas import (
+    ExplainQuery,
+    ExplanationAnswer,
+    Health,
+    IndexAnswer,
+    ItemAnswer,
+    Results,
+    SentenceQuery,
+    Session,
+    SimilarQuery,
+    ThumbnailSize,
+    Window,
+)
+from quintet.serve.service import Service
+
+PICTURE_ROUTE = "/api/search/picture"
+KEEP = "private, max-age=86400"  # an item's id comes from its content, so what it looks like does not change
+MEDIA_TYPES = {
+    ".jpg": "image/jpeg",
+    ".jpeg": "image/jpeg",
+    ".png": "image/png",
+    ".webp": "image/webp",
+    ".gif": "image/gif",
+    ".bmp": "image/bmp",
+    ".tif": "image/tiff",
+    ".tiff": "image/tiff",
+    ".avif": "image/avif",
+}
+UPLOAD = {
+    "requestBody": {
+        "required": True,
+        "description": "The bytes of a picture file, without a form around them.",
+        "content": {"image/*": {"schema": {"type": "string", "format": "binary"}}},
+    }
+}
+BYTES = {"schema": {"type": "string", "format": "binary"}}
+SESSION_S = 30 * 24 * 3600
+
+
+def _service(request: Request) -> Service:
+    service: Service = request.app.state.service
+    return service
+
+
+Asked = Annotated[Service, Depends(_service)]
+ItemId = Annotated[str, Query(description="An item's id, as a search gives it.", max_length=4096)]
+router = APIRouter()
+
+
+@router.post("/api/search", responses=documented(400, 413, 422))
+async def search(question: SentenceQuery, service: Asked) -> Results:
+    """Look for the pictures, or the sentences, that a sentence matches best."""
+    return await service.search_sentence(question.query, question)
+
+
+@router.post(PICTURE_ROUTE, responses=documented(400, 413, 422), openapi_extra=UPLOAD)
+async def search_by_picture(window: Annotated[Window, Query()], request: Request, service: Asked) -> Results:
+    """Look for the pictures, or the sentences, that an uploaded picture matches best."""
+    return await service.search_picture(request.stream(), window)
+
+
+@router.get("/api/similar", responses=documented(404, 422))
+async def similar(question: Annotated[SimilarQuery, Query()], service: Asked) -> Results:
+    """Look for what is most like an item of the index."""
+    return await service.similar(question.id, question)
+
+
+@router.post("/api/explain", responses=documented(400, 404, 413, 422))
+async def explain(question: ExplainQuery, service: Asked) -> ExplanationAnswer:
+    """The words of a sentence that mattered for an item, and, for some matchers, where each of them looked."""
+    return ExplanationAnswer.of(await service.search(lambda searcher: searcher.explain(question.query, question.id)))
+
+
+@router.get("/api/item", responses=documented(404, 422))
+async def item(id: ItemId, service: Asked) -> ItemAnswer:
+    """What is known of an item."""
+    return ItemAnswer.of(await service.look_up(lambda searcher: searcher.item(id)))
+
+
+@router.get(
+    "/api/thumbnail",
+    response_class=Response,
+    responses=documented(404, 410, 422)
+    | {200: {"content": {"image/jpeg": BYTES, "image/png": BYTES}}, 304: {"description": "The same as before."}},
+)
+async def thumbnail(id: ItemId, request: Request, service: Asked, size: ThumbnailSize = ThumbnailSize(320)) -> Response:
+    """A small copy of a picture, upright, its longer side at most `size` pixels."""
+    small = await service.thumbnail(id, size)
+    headers = {"ETag": f'"{small.tag}"', "Cache-Control": KEEP}
+    if headers["ETag"] in request.headers.get("if-none-match", ""):
+        return Response(status_code=304, headers=headers)
+    return Response(small.data, media_type=small.media_type, headers=headers)
+
+
+@router.get(
+    "/api/picture",
+    response_class=Response,
+    responses=documented(404, 410, 422) | {200: {"content": {"image/*": BYTES}}},
+)
+async def picture(id: ItemId, service: Asked) -> Response:
+    """A picture's file as it is."""
+    path = await service.picture(id)
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise MissingPicture(f"{path.name} cannot be read any more ({error.strerror})") from None
+    size = file.seek(0, 2)
+    headers = {"Content-Length": str(size), "Cache-Control": KEEP}
+    media_type = MEDIA_TYPES.get(path.suffix.lower(), "application/octet-stream")
+    return StreamingResponse(_chunks(file, size), media_type=media_type, headers=headers)
+
+
+@router.get("/api/index", responses=documented())
+async def index(service: Asked) -> IndexAnswer:
+    """What is being searched, and within which limits."""
+    facts = await service.look_up(lambda searcher: searcher.describe())
+    return IndexAnswer(index=facts, index_error=service.index_error, max_upload_bytes=service.settings.max_upload_bytes)
+
+
+@router.post("/api/session", status_code=204, response_class=Response, responses=documented(400, 413, 422))
+async def begin_session(session: Session, request: Request, service: Asked) -> Response:
+    """Exchange the token for a cookie, with which the page can show pictures."""
+    token = service.settings.token
+    if token is None or not same(session.token, token):
+        return problem(401, "token_needed", "this is not the server's token")
+    answer = Response(status_code=204)
+    secure = "https" in (request.url.scheme, request.headers.get("x-forwarded-proto"))
+    answer.set_cookie(COOKIE, session_value(token), max_age=SESSION_S, httponly=True, samesite="strict", secure=secure)
+    return answer
+
+
+@router.get("/health", responses={503: documented()[503]})
+async def health(service: Asked) -> Health:
+    """Whether the server answers."""
+    return Health(status="degraded" if service.index_error else "ok")
+
+
+@router.get(
+    "/metrics", response_class=Response, responses=documented() | {200: {"content": {"text/plain": {"schema": {}}}}}
+)
+async def prometheus(service: Asked) -> Response:
+    """Counts and times in the text form of Prometheus."""
+    return Response(service.metrics.text(), media_type=metrics.MEDIA_TYPE)
+
+
+def _chunks(file: IO[bytes], size: int) -> Iterator[bytes]:
+    """Exactly as many bytes as were announced, even if the file grows meanwhile."""
+    with file:
+        file.seek(0)
+        while size and (chunk := file.read(min(size, 2**16))):
+            size -= len(chunk)
+            yield chunk

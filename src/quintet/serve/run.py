@@ -1,0 +1,101 @@
+"""Listen and answer until told to stop."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import uvicorn
+from fastapi import FastAPI
+
+from quintet.errors import QuintetError
+from quintet.search.searcher import Searcher
+from quintet.serve.app import create_app
+from quintet.serve.searchers import IndexWatcher
+from quintet.serve.settings import Settings
+
+BACKLOG = 2048
+
+
+def serve_index(
+    index: Path,
+    settings: Settings,
+    *,
+    device: str = "auto",
+    rerank_with: Path | None = None,
+    ready: Callable[[str], None],
+) -> None:
+    """Serve an index until SIGINT or SIGTERM; requests in flight are answered first.
+
+    `ready` is called with the page's address once the server listens.
+    """
+    # Searches side by side share the cores instead of each taking all of them.
+    torch.set_num_threads(max(1, torch.get_num_threads() // settings.search_threads))
+    with listen(settings) as listener:  # first: a taken port is told before a matcher is loaded
+
+        def reopen() -> Searcher:
+            return Searcher.open(index, device=device, rerank_with=rerank_with)
+
+        watcher = IndexWatcher(index, reopen, settings.watch_s)
+        server = make_server(create_app(watcher, settings), settings, lambda: ready(address(listener)))
+        server.run(sockets=[listener])
+
+
+def listen(settings: Settings) -> socket.socket:
+    """A socket that listens; port 0 takes any free one."""
+    try:
+        family, kind, protocol, _, place = socket.getaddrinfo(
+            settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise QuintetError(f"cannot listen on {settings.host}: {error.strerror or error}") from None
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(place)
+        listener.listen(BACKLOG)  # who comes while the matcher is being loaded waits
+    except OSError as error:
+        listener.close()
+        raise QuintetError(
+            f"cannot listen on {settings.host} port {settings.port}: {error.strerror or error}; "
+            "is another server running there? choose another with --port"
+        ) from None
+    return listener
+
+
+def make_server(app: FastAPI, settings: Settings, ready: Callable[[], None] = lambda: None) -> uvicorn.Server:
+    """To be run with `run(sockets=[listener])`; `ready` is called once it listens."""
+    config = uvicorn.Config(
+        app,
+        log_level=logging.WARNING,
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=max(1, round(settings.shutdown_s)),
+        timeout_keep_alive=15,
+        backlog=BACKLOG,
+    )
+    return _Server(config, ready)
+
+
+def address(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    name = {"127.0.0.1": "localhost", "0.0.0.0": socket.gethostname()}.get(host, f"[{host}]" if ":" in host else host)
+    return f"http://{name}:{port}/"
+
+
+class _Server(uvicorn.Server):
+    """Says when it is ready."""
+
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._ready = ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._ready()

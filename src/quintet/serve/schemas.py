@@ -1,0 +1,127 @@
+"""The shapes of questions and answers; the OpenAPI document is made of them."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from quintet.search.explain import Explanation
+from quintet.search.items import Hit, Item, Kind
+from quintet.search.stores.where import Scalar
+from quintet.serve.thumbnails import SIZES
+
+LONGEST_LIST, LAST_OFFSET = 100, 900  # results in one answer; how far down the list the last answer begins
+ThumbnailSize = IntEnum("ThumbnailSize", {f"of_{size}": size for size in SIZES})  # type: ignore[misc]
+ItemId = Field(description="An item's id, as a search gives it.", max_length=4096)
+
+
+class Window(BaseModel):
+    """Which results of how many, and of what."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    kind: Kind = Field("image", description="What to look for: pictures or sentences.")
+    limit: int = Field(40, ge=1, le=LONGEST_LIST, description="How many results.")
+    offset: int = Field(0, ge=0, le=LAST_OFFSET, description="How many better results to leave out.")
+    where: str | None = Field(
+        None,
+        max_length=1000,
+        description="A filter on an item's metadata.",
+        examples=['year=2024 and path~"holiday/*"'],
+    )
+
+
+class SimilarQuery(Window):
+    id: str = ItemId
+
+
+class SentenceQuery(Window):
+    query: str = Field(description="A sentence.", examples=["a brown dog runs through water"])
+
+
+class ExplainQuery(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    query: str = Field(description="The sentence that was searched for.")
+    id: str = ItemId
+
+
+class Session(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    token: str
+
+
+class ItemAnswer(BaseModel):
+    id: str
+    kind: Kind
+    path: str | None = Field(description="Of a picture, relative to its indexed folder.")
+    text: str | None = Field(description="Of a sentence.")
+    metadata: dict[str, Scalar]
+
+    @classmethod
+    def of(cls, item: Item) -> ItemAnswer:
+        return cls(id=item.id, kind=item.kind, path=item.path, text=item.text, metadata=dict(item.metadata))
+
+
+class HitAnswer(BaseModel):
+    item: ItemAnswer
+    score: float
+
+
+class Results(BaseModel):
+    hits: list[HitAnswer] = Field(description="Best first.")
+    more: bool = Field(description="Whether a larger offset would give more.")
+    seconds: float = Field(description="How long the search took.")
+
+    @classmethod
+    def of(cls, hits: list[Hit], window: Window, seconds: float) -> Results:
+        """The window of a list that was asked to have one hit more than the window needs."""
+        end = window.offset + window.limit
+        shown = [HitAnswer(item=ItemAnswer.of(hit.item), score=hit.score) for hit in hits[window.offset : end]]
+        return cls(hits=shown, more=len(hits) > end and end <= LAST_OFFSET, seconds=round(seconds, 4))
+
+
+class Word(BaseModel):
+    word: str
+    weight: float = Field(description="How much the score falls without it.")
+
+
+Box = tuple[float, float, float, float]
+
+
+class Regions(BaseModel):
+    word: str
+    boxes: list[Box] = Field(description="Left, top, right, bottom as parts of width and height.")
+    weights: list[float] = Field(description="How much the word looks at each box.")
+
+
+class ExplanationAnswer(BaseModel):
+    score: float
+    words: list[Word]
+    regions: list[Regions] | None = Field(description="Where each word looks, if the matcher can tell.")
+
+    @classmethod
+    def of(cls, explanation: Explanation) -> ExplanationAnswer:
+        words = [Word(word=entry.word, weight=entry.weight) for entry in explanation.words]
+        regions = None
+        if explanation.regions is not None:
+            regions = [
+                Regions(word=entry.word, boxes=entry.boxes.tolist(), weights=entry.weights.tolist())
+                for entry in explanation.regions
+            ]
+        return cls(score=explanation.score, words=words, regions=regions)
+
+
+class IndexAnswer(BaseModel):
+    """What is being searched, and within which limits."""
+
+    index: dict[str, object] = Field(description="Facts about the index: matcher, counts, store, generation.")
+    index_error: str | None = Field(description="Why a newer index is not being served yet.")
+    max_upload_bytes: int
+
+
+class Health(BaseModel):
+    status: Literal["ok", "degraded"] = Field(description="`degraded`: answers, but from an older index than there is.")

@@ -1,0 +1,175 @@
+// One result, large: its facts, the words that mattered, and where each of them looked.
+
+import { post, thumbnail } from "./api.js";
+import * as grid from "./grid.js";
+import { fileName, make } from "./make.js";
+
+const SVG = "http://www.w3.org/2000/svg";
+const get = (id) => document.getElementById(id);
+const dialog = get("detail");
+let place = 0;
+let sentence = null;
+let explaining = null;
+let loadMore = async () => {};
+
+/** `asked` is the sentence that was searched for, or null. */
+export function open(number, asked) {
+  sentence = asked;
+  if (!dialog.open) dialog.showModal();
+  show(number);
+}
+
+/** `similar(item)` when more like it are wanted; `more()` loads further results. */
+export function listen(similar, more) {
+  loadMore = more;
+  get("close").addEventListener("click", () => dialog.close());
+  get("previous").addEventListener("click", () => show(place - 1));
+  get("next").addEventListener("click", () => forward());
+  get("similar").addEventListener("click", () => {
+    const { item } = grid.hit(place);
+    dialog.close();
+    similar(item);
+  });
+  dialog.addEventListener("close", () => {
+    explaining?.abort();
+    grid.focus(place);
+  });
+  dialog.addEventListener("click", (event) => {
+    if (event.target === dialog) dialog.close(); // the backdrop
+  });
+  dialog.addEventListener("keydown", (event) => {
+    if (event.key === "ArrowLeft" && place > 0) show(place - 1);
+    if (event.key === "ArrowRight") forward();
+  });
+}
+
+async function forward() {
+  if (place + 1 >= grid.size()) await loadMore();
+  if (dialog.open && place + 1 < grid.size()) show(place + 1);
+}
+
+function show(number) {
+  place = number;
+  const { item, score } = grid.hit(place);
+  const isText = item.kind === "text";
+  get("detail-name").textContent = isText ? "A sentence" : fileName(item);
+  get("place").textContent = `Result ${place + 1}, score ${score.toFixed(3)}`;
+  get("previous").disabled = place === 0;
+  get("detail-facts").replaceChildren(...facts(item));
+  get("detail-text").hidden = !isText;
+  get("detail-text").textContent = item.text ?? "";
+  get("original").hidden = isText;
+  get("original").href = `/api/picture?${new URLSearchParams({ id: item.id })}`;
+  get("regions").replaceChildren();
+  dialog.querySelector(".frame").hidden = isText;
+  if (!isText) showPicture(item);
+  explain(item);
+}
+
+function showPicture(item) {
+  const image = get("detail-picture");
+  image.alt = fileName(item);
+  image.classList.toggle("small", Math.max(item.metadata.width ?? 999, item.metadata.height ?? 999) < 400);
+  image.src = thumbnail(item.id, 1600);
+}
+
+function facts(item) {
+  const { width, height, ...others } = item.metadata;
+  const rows = {};
+  if (item.path) rows.path = item.path;
+  if (width && height) rows.size = `${width} × ${height}`;
+  for (const [name, value] of Object.entries(others)) {
+    rows[name] = name === "bytes" ? `${Math.max(1, Math.round(value / 1000)).toLocaleString()} kB` : String(value);
+  }
+  return Object.entries(rows).flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)]);
+}
+
+async function explain(item) {
+  explaining?.abort();
+  const mine = (explaining = new AbortController());
+  get("why").hidden = sentence === null;
+  get("words").replaceChildren();
+  if (sentence === null) return;
+  get("why-note").textContent = "Looking …";
+  try {
+    const answer = await post("/api/explain", { query: sentence, id: item.id }, { signal: mine.signal });
+    if (!mine.signal.aborted) showWords(answer);
+  } catch (error) {
+    if (error.name !== "AbortError") get("why-note").textContent = error.message;
+  }
+}
+
+function showWords({ words, regions }) {
+  const largest = Math.max(...words.map(({ weight }) => Math.abs(weight)), 1e-9);
+  const looks = align(words, regions ?? []);
+  const buttons = words.map(({ word, weight }, number) => chip(word, weight, largest, looks[number]));
+  get("why-note").textContent = regions
+    ? "The longer its bar, the more a word mattered. Choose one to see where it looks."
+    : "The longer its bar, the more a word mattered.";
+  get("words").replaceChildren(...buttons.map((button) => make("li", {}, button)));
+  const order = words.map((_, number) => number).sort((a, b) => words[b].weight - words[a].weight);
+  const first = order.find((number) => looks[number]);
+  if (first !== undefined) choose(buttons[first], looks[first]);
+}
+
+/** For each word what its tokens look at: a matcher may write "Running," as "run", "##ning" and ",". */
+function align(words, regions) {
+  const plain = (text) => text.toLowerCase().replace(/[^\p{L}\p{N}]/gu, "");
+  const tokens = regions.filter(({ word }) => plain(word));
+  let at = 0;
+  return words.map(({ word }) => {
+    for (let start = at; start < tokens.length; start++) {
+      let [end, joined] = [start, ""];
+      while (end < tokens.length && joined.length < plain(word).length) joined += plain(tokens[end++].word);
+      if (!joined || joined !== plain(word)) continue;
+      at = end;
+      return together(tokens.slice(start, end));
+    }
+    return null;
+  });
+}
+
+function together(tokens) {
+  const weights = tokens[0].weights.map((_, box) => Math.max(...tokens.map((token) => token.weights[box])));
+  return { boxes: tokens[0].boxes, weights };
+}
+
+function chip(word, weight, largest, look) {
+  const bar = make("i", { className: weight < 0 ? "against" : "" });
+  bar.style.width = `${(100 * Math.abs(weight)) / largest}%`;
+  const chip = make(look ? "button" : "span", { className: "word", title: `the score falls by ${weight.toFixed(3)} without it` }, word, make("span", { className: "unseen" }, `, weight ${weight.toFixed(3)}`), bar);
+  if (look) {
+    chip.type = "button";
+    chip.setAttribute("aria-pressed", "false");
+    chip.addEventListener("click", () => choose(chip, look));
+  }
+  return chip;
+}
+
+/** Leave in the light what a word looks at, the brighter the more; pressing it again shows the bare picture. */
+function choose(chip, { boxes, weights }) {
+  const on = chip.getAttribute("aria-pressed") !== "true";
+  for (const other of get("words").querySelectorAll("button")) other.setAttribute("aria-pressed", "false");
+  chip.setAttribute("aria-pressed", String(on));
+  get("regions").replaceChildren(...(on ? light(boxes, weights) : []));
+}
+
+function light(boxes, weights) {
+  const largest = Math.max(...weights, 1e-9);
+  const strengths = weights.map((weight) => Math.max(weight / largest, 0));
+  const mask = svg("mask", { id: "looked-at" });
+  mask.append(svg("rect", { width: 1, height: 1, fill: "white" }));
+  mask.append(...boxes.map((box, number) => rectangle(box, { "fill-opacity": strengths[number] })));
+  const edges = boxes.map((box, number) => rectangle(box, { class: "edge", "stroke-opacity": strengths[number] > 0.6 ? 1 : 0 }));
+  return [mask, svg("rect", { class: "veil", width: 1, height: 1, mask: "url(#looked-at)" }), ...edges];
+}
+
+function rectangle([left, top, right, bottom], attributes) {
+  return svg("rect", { x: left, y: top, width: right - left, height: bottom - top, ...attributes });
+}
+
+function svg(tag, attributes) {
+  const element = document.createElementNS(SVG, tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  return element;
+}

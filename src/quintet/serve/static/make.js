@@ -1,0 +1,16 @@
+// A small helper to build elements; text is always text, never markup.
+
+/** make("p", {className: "x"}, "words", otherElement) */
+export function make(tag, properties = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(properties)) {
+    if (name in element) element[name] = value;
+    else element.setAttribute(name, value);
+  }
+  element.append(...children);
+  return element;
+}
+
+export function fileName(item) {
+  return item.path?.split("/").pop() ?? item.id;
+}

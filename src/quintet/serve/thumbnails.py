@@ -1,0 +1,117 @@
+"""Small copies of pictures, made once and kept on disk up to a limit."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+
+from quintet.data.pictures import open_picture
+from quintet.errors import QuintetError
+from quintet.files import complete_or_absent
+
+SIZES = (160, 320, 640, 1600)  # pixels of the longer side; a fixed few, so that nobody fills the cache with others
+TYPES = {".jpg": "image/jpeg", ".png": "image/png"}
+
+
+@dataclass(frozen=True, slots=True)
+class Thumbnail:
+    data: bytes
+    media_type: str
+    tag: str  # changes when the picture's file does
+
+
+class Thumbnails:
+    """A folder of small copies; when they exceed `max_bytes`, those not asked for the longest go first."""
+
+    def __init__(self, folder: Path, max_bytes: int, max_pixels: int) -> None:
+        self.made = 0
+        self.found = 0
+        self._folder = folder
+        self._max_bytes = max_bytes
+        self._max_pixels = max_pixels
+        self._lock = threading.Lock()
+        self._sizes: OrderedDict[str, int] = OrderedDict()  # file name: bytes; the latest used is last
+        self._bytes = 0
+        for path in sorted(_kept(folder), key=lambda path: path.stat().st_mtime):
+            self._remember(path.name, path.stat().st_size)
+
+    @property
+    def kept_bytes(self) -> int:
+        return self._bytes
+
+    def get(self, picture: Path, size: int) -> Thumbnail:
+        """The picture shrunk to fit into size x size, upright; a smaller one keeps its size."""
+        tag = _tag(picture, size)
+        for suffix, media_type in TYPES.items():
+            name = tag + suffix
+            if name in self._sizes:
+                data = self._read(name)
+                if data is not None:
+                    return Thumbnail(data, media_type, tag)
+        data, suffix = _shrunk(picture, size, self._max_pixels)
+        with self._lock:
+            self.made += 1
+        self._write(tag + suffix, data)
+        return Thumbnail(data, TYPES[suffix], tag)
+
+    def _read(self, name: str) -> bytes | None:
+        try:
+            data = (self._folder / name).read_bytes()
+        except OSError:
+            self._forget(name)  # somebody tidied the folder
+            return None
+        with self._lock:
+            self.found += 1
+            if name in self._sizes:
+                self._sizes.move_to_end(name)
+        return data
+
+    def _write(self, name: str, data: bytes) -> None:
+        try:
+            with complete_or_absent(self._folder / name) as temporary:
+                temporary.write_bytes(data)
+        except QuintetError:
+            return  # a full or read-only disk costs speed, not the answer
+        self._remember(name, len(data))
+
+    def _remember(self, name: str, size: int) -> None:
+        with self._lock:
+            self._bytes += size - self._sizes.pop(name, 0)
+            self._sizes[name] = size
+            excess = []
+            while self._bytes > self._max_bytes:
+                oldest, freed = self._sizes.popitem(last=False)
+                self._bytes -= freed
+                excess.append(oldest)
+        for oldest in excess:
+            (self._folder / oldest).unlink(missing_ok=True)
+
+    def _forget(self, name: str) -> None:
+        with self._lock:
+            self._bytes -= self._sizes.pop(name, 0)
+
+
+def _kept(folder: Path) -> list[Path]:
+    return [path for path in folder.glob("*") if path.suffix in TYPES] if folder.is_dir() else []
+
+
+def _tag(picture: Path, size: int) -> str:
+    facts = picture.stat()
+    return hashlib.sha256(f"{picture}\0{facts.st_mtime_ns}\0{facts.st_size}\0{size}".encode()).hexdigest()[:32]
+
+
+def _shrunk(picture: Path, size: int, max_pixels: int) -> tuple[bytes, str]:
+    """Small ones become PNG, which keeps flat drawings crisp; photographs become JPEG."""
+    image = open_picture(picture, max_pixels=max_pixels, name=picture.name)
+    suffix = ".png" if max(image.size) <= min(size, 320) else ".jpg"
+    image.thumbnail((size, size))
+    buffer = io.BytesIO()
+    if suffix == ".png":
+        image.save(buffer, "PNG")
+    else:
+        image.save(buffer, "JPEG", quality=85, progressive=True)
+    return buffer.getvalue(), suffix

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from quintet.cli.analyse import analyse_command
+from quintet.errors import QuintetError, RunError
+from quintet.training.recipe import parse_recipe
+from quintet.training.stages import train
+
+pytest.importorskip("matplotlib")
+
+
+@pytest.fixture
+def run(tiny_recipe: dict[str, Any], tmp_path: Path) -> Path:
+    tiny_recipe["stages"][0]["epochs"] = 1
+    train(parse_recipe(tiny_recipe), tmp_path / "run", device="cpu")
+    return tmp_path / "run"
+
+
+def call(*arguments: object) -> Result:
+    app = typer.Typer()
+    app.command("analyse")(analyse_command)
+    result = CliRunner().invoke(app, [*map(str, arguments), "--device", "cpu"], env={"COLUMNS": "100", "TERM": "dumb"})
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def test_figures_and_numbers_of_a_run_on_its_own_corpus(run: Path, tmp_path: Path) -> None:
+    shown = call(run, "-o", tmp_path / "out", "--samples", 4, "--png").stdout
+    assert "tiny: S 0." in shown
+    assert "mean correlation of different pictures" in shown
+    assert "errors: not made: no stage of tiny logged" in shown
+    stored = json.loads((tmp_path / "out" / "distributions.json").read_text())
+    assert f"S {stored['runs']['tiny']['S']:.4f}" in shown
+    assert stored["figures"] == ["distributions.svg", "distributions.png"]
+    assert len(json.loads((tmp_path / "out" / "words.json").read_text())["runs"]["tiny"]["sentences"]) == 4
+
+
+def test_chosen_kinds_of_two_runs_as_json(run: Path, tiny_corpus: Path, tmp_path: Path) -> None:
+    stage = run / "stages" / "online"
+    options = ["--compare", stage, "--corpus", tiny_corpus, "--split", "dev", "--what", "distributions,ranks"]
+    found = json.loads(call(run, *options, "-o", tmp_path / "out", "--json").stdout)
+    assert list(found) == ["distributions", "ranks"]
+    assert list(found["distributions"]["runs"]) == ["tiny", "tiny, stage online"]
+    assert found["ranks"]["split"] == "dev"
+
+
+def test_mistakes_are_explained_before_anything_is_written(run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(QuintetError, match="did you mean 'words'"):
+        call(run, "--what", "word", "-o", out)
+    with pytest.raises(QuintetError, match="did you mean 'test'"):
+        call(run, "--split", "tset", "-o", out)
+    with pytest.raises(RunError, match="is not a run"):
+        call(tmp_path / "nothing", "-o", out)
+    assert not out.exists()

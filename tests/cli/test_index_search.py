@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+import json
+import webbrowser
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from typer.testing import CliRunner
+
+from quintet.backbones.tower import create_tower
+from quintet.cli.main import app
+from quintet.data.vocabulary import WordVocabulary
+from quintet.errors import QuintetError
+from quintet.models import create_model
+from quintet.training.checkpoint import save_tensors
+from quintet.training.extractor import FeatureExtractor
+from quintet.training.run import write_run
+
+runner = CliRunner()
+
+
+def call(*arguments: Any) -> Any:
+    result = runner.invoke(app, [*map(str, arguments), "--device", "cpu"])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs of VSE++ and SCAN, pictures, and an index of both."""
+    place = tmp_path_factory.mktemp("place")
+    torch.manual_seed(0)
+    save_tensors(place / "small.safetensors", create_tower("small-cnn").state_dict(), {})
+    tower = FeatureExtractor.create("small-cnn", place / "small.safetensors", grid=(2, 2)).state()
+    vocabulary = WordVocabulary.build(["a red dog", "a blue house"], min_count=1)
+    for name in ("vse++", "scan"):
+        sizes = {"vocabulary_size": len(vocabulary), "image_dim": 128, "embed_dim": 8, "word_dim": 4}
+        write_run(
+            place / name,
+            name=name,
+            model={"name": name, "arguments": sizes},
+            state_dict=create_model(name, **sizes).state_dict(),
+            tokenizer=vocabulary,
+            image_input={"kind": "features", "name": "small", "tower": tower},
+        )
+    (place / "pictures").mkdir()
+    for colour in ("red", "navy", "teal", "gold"):
+        Image.new("RGB", (300, 200), colour).save(place / "pictures" / f"{colour}.png")
+    (place / "texts.txt").write_text("a red dog\na blue house\n")
+    call(
+        "index", place / "vse++", place / "pictures", "-o", place / "index",
+        "--texts", place / "texts.txt", "--rerank-with", place / "scan",
+    )  # fmt: skip
+    return place
+
+
+def test_an_index_is_made_and_reported(place: Path, tmp_path: Path) -> None:
+    (tmp_path / "pictures").mkdir()
+    Image.new("RGB", (9, 9)).save(tmp_path / "pictures" / "a.png")
+    (tmp_path / "pictures" / "b.jpg").write_text("no picture")
+    said = call("index", place / "vse++", tmp_path / "pictures", "-o", tmp_path / "index").output
+    assert "unreadable:" in said
+    assert "1 added, 0 kept, 0 dropped, 1 unreadable" in said
+    facts = json.loads(call("index", place / "vse++", tmp_path / "pictures", "-o", tmp_path / "index", "--json").stdout)
+    assert (facts["added"], facts["kept"]) == (0, 1)
+    assert facts["unreadable"][0][0].endswith("b.jpg")
+
+
+def test_sentences_find_pictures(place: Path) -> None:
+    said = call("search", place / "index", "a red dog", "-k", 2).stdout
+    assert said.startswith("a red dog")
+    assert said.count(".png") == 2
+
+
+def test_results_as_json(place: Path, tmp_path: Path) -> None:
+    (tmp_path / "queries.txt").write_text("a red dog\n\na blue house\n")
+    found = json.loads(call("search", place / "index", "--queries", tmp_path / "queries.txt", "--json").stdout)
+    assert [answer["query"] for answer in found] == ["a red dog", "a blue house"]
+    hit = found[0]["hits"][0]
+    assert hit["rank"] == 1
+    assert (Path(hit["root"]) / hit["path"]).is_file()
+    assert hit["metadata"]["width"] == 300
+
+
+def test_pictures_find_pictures_and_sentences(place: Path) -> None:
+    photo = place / "pictures" / "gold.png"
+    found = json.loads(call("search", place / "index", "--image", photo, "--json").stdout)
+    assert found[0]["hits"][0]["path"] == "gold.png"
+    found = json.loads(call("search", place / "index", "--image", photo, "--find", "sentences", "--json").stdout)
+    assert {hit["text"] for hit in found[0]["hits"]} == {"a red dog", "a blue house"}
+
+
+def test_filters_and_reranking(place: Path) -> None:
+    found = json.loads(
+        call(
+            "search", place / "index", "a red dog", "--where", 'path~"t*" and width>=300', "--rerank", 4, "--json"
+        ).stdout
+    )
+    assert [hit["path"] for hit in found[0]["hits"]] == ["teal.png"]
+
+
+def test_explanations_are_printed_and_drawn(place: Path, tmp_path: Path) -> None:
+    sheet = tmp_path / "sheet.html"
+    said = call("search", place / "index", "a red dog", "--explain", "--sheet", sheet, "-k", 2).stdout
+    assert "red +" in said or "red -" in said
+    page = sheet.read_text()
+    assert page.count("where red looks") == 2
+    assert page.count("data:image/") >= 2 + 2 * 3
+    assert "http" not in page.replace("http-equiv", "")
+
+
+def test_a_page_is_opened(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr(webbrowser, "open", opened.append)
+    call("search", place / "index", "a <b>red</b> dog", "--open")
+    assert opened[0].startswith("file://")
+    page = Path(opened[0].removeprefix("file://")).read_text()
+    assert "&lt;b&gt;red" in page
+    assert "<b>red</b>" not in page
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "say what to look for"),
+        (("",), "empty"),
+        (("zzyx",), "knows no word"),
+        (("dog " * 25_000,), "a sentence is enough"),
+        (("a dog", "--where", "width >< 3"), "filter"),
+        (("--image", __file__), "not a picture"),
+        (("--image", "nowhere.png"), "does not exist"),
+        (("--image", "PICTURE", "--rerank", 2), "--rerank compares"),
+        (("--image", "PICTURE", "--explain"), "--explain is about"),
+    ],
+)
+def test_what_cannot_be_searched_for_is_told(place: Path, arguments: tuple[Any, ...], message: str) -> None:
+    given = [place / "pictures" / "red.png" if each == "PICTURE" else each for each in arguments]
+    with pytest.raises(QuintetError, match=message):
+        call("search", place / "index", *given)
+
+
+def test_a_picture_bomb_is_refused(place: Path, tmp_path: Path) -> None:
+    (tmp_path / "bomb.ppm").write_bytes(b"P6 30000 30000 255\n")
+    with pytest.raises(QuintetError, match="decompression bomb"):
+        call("search", place / "index", "--image", tmp_path / "bomb.ppm")
+
+
+def test_a_picture_that_is_gone_is_still_a_result(place: Path, tmp_path: Path) -> None:
+    moved = (place / "pictures" / "red.png").rename(tmp_path / "red.png")
+    try:
+        call("search", place / "index", "a red dog", "--sheet", tmp_path / "sheet.html", "-k", 4)
+    finally:
+        moved.rename(place / "pictures" / "red.png")
+    assert (tmp_path / "sheet.html").read_text().count("<li>") == 4
+
+
+def test_towers_are_exported(place: Path, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    result = runner.invoke(app, ["export", str(place / "vse++"), "--onnx", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    assert "differs from torch by at most" in result.output.replace("\n", " ")
+    assert (tmp_path / "texts.onnx").is_file()

@@ -1,0 +1,349 @@
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from quintet.errors import QuintetError
+from quintet.search import codebook, generation, manifest
+from quintet.search import segments as segment_module
+from quintet.search.build import BuildReport, build_index
+from quintet.search.coding import PictureCoder
+from quintet.search.errors import SearchError, StaleIndex
+from quintet.search.manifest import Manifest, writing
+from quintet.search.searcher import Searcher
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> Path:
+    return tmp_path / "index"
+
+
+def build(run: Path, pictures: Path, index: Path, **options: Any) -> BuildReport:
+    return build_index(run, [pictures], index, **{"device": "cpu", "batch_size": 2, "workers": 2, **options})
+
+
+def paths(index: Path) -> set[str]:
+    with Searcher.open(index, device="cpu") as searcher:
+        (hits,) = searcher.search_text(["a red thing"], k=1000)
+        return {str(hit.item.path) for hit in hits}
+
+
+def counts(report: BuildReport) -> tuple[int, int, int, int]:
+    return report.added, report.kept, report.dropped, report.encoded
+
+
+def test_the_next_build_adds_what_is_new_and_drops_what_is_gone(
+    pixel_vse: Path, pictures: Path, index: Path, make_pictures: Any
+) -> None:
+    assert counts(build(pixel_vse, pictures, index)) == (6, 0, 0, 6)
+    (pictures / "1.png").unlink()
+    make_pictures(pictures / "more", count=2, seed=1)
+    assert counts(build(pixel_vse, pictures, index)) == (2, 5, 1, 2)
+    assert paths(index) == {"0.png", "2.png", "3.png", "4.png", "5.png", "more/0.png", "more/1.png"}
+
+
+def test_nothing_changed_makes_no_new_generation(pixel_vse: Path, pictures: Path, index: Path) -> None:
+    build(pixel_vse, pictures, index)
+    before = (index / "index.json").read_bytes()
+    report = build(pixel_vse, pictures, index)
+    assert counts(report) == (0, 6, 0, 0)
+    assert (index / "index.json").read_bytes() == before
+
+
+def test_a_moved_file_keeps_its_code_and_its_id(pixel_vse: Path, pictures: Path, index: Path) -> None:
+    build(pixel_vse, pictures, index)
+    with Searcher.open(index, device="cpu") as searcher:
+        before = {hit.item.path: hit.item.id for hit in searcher.search_text(["a red thing"], k=9)[0]}
+    (pictures / "deep" / "er").mkdir(parents=True)
+    (pictures / "3.png").rename(pictures / "deep" / "er" / "renamed.png")
+    assert counts(build(pixel_vse, pictures, index)) == (0, 6, 0, 0)
+    with Searcher.open(index, device="cpu") as searcher:
+        after = {hit.item.path: hit.item.id for hit in searcher.search_text(["a red thing"], k=9)[0]}
+    assert after["deep/er/renamed.png"] == before["3.png"]
+    assert "3.png" not in after
+
+
+def test_a_changed_file_is_looked_at_again(pixel_vse: Path, pictures: Path, index: Path) -> None:
+    build(pixel_vse, pictures, index)
+    Image.new("RGB", (9, 9), "teal").save(pictures / "0.png")
+    assert counts(build(pixel_vse, pictures, index)) == (1, 5, 1, 1)
+
+
+def test_equal_pictures_are_coded_once_and_found_twice(pixel_vse: Path, pictures: Path, index: Path) -> None:
+    shutil.copy(pictures / "0.png", pictures / "copy of 0.png")
+    assert counts(build(pixel_vse, pictures, index)) == (7, 0, 0, 6)
+    assert {"0.png", "copy of 0.png"} <= paths(index)
+    (pictures / "0.png").unlink()
+    assert counts(build(pixel_vse, pictures, index))[3] == 0
+    assert "copy of 0.png" in paths(index)
+
+
+def test_what_cannot_be_read_is_listed_with_its_reason(pixel_vse: Path, pictures: Path, index: Path) -> None:
+    (pictures / "text.jpg").write_text("not a picture")
+    (pictures / "empty.png").touch()
+    (pictures / "phone.HEIC").write_bytes(b"anything")
+    (pictures / "bomb.ppm").write_bytes(b"P6 30000 30000 255\n")
+    (pictures / "link.png").symlink_to(Path(__file__))
+    (pictures / ".hidden.png").write_text("passed over")
+    (pictures / "notes.txt").write_text("passed over")
+    report = build(pixel_vse, pictures, index)
+    assert report.added == 6
+    reasons = {Path(path).name: why for path, why in report.unreadable}
+    assert set(reasons) == {"text.jpg", "empty.png", "phone.HEIC", "bomb.ppm", "link.png"}
+    assert "not a picture" in reasons["text.jpg"]
+    assert "decompression bomb" in reasons["bomb.ppm"]
+    assert "leads out" in reasons["link.png"]
+    assert "JPEG" in reasons["phone.HEIC"]
+
+
+def test_a_name_that_is_no_text_is_listed(pixel_vse: Path, pictures: Path, index: Path) -> None:
+    strange = os.fsencode(pictures) + b"/\xff.png"
+    try:
+        shutil.copy(os.fsencode(pictures / "0.png"), strange)
+    except OSError:
+        pytest.skip("this file system allows only UTF-8 names")
+    report = build(pixel_vse, pictures, index)
+    assert report.added == 6
+    assert "UTF-8" in report.unreadable[0][1]
+
+
+def test_an_index_inside_the_pictures_does_not_index_itself(
+    pixel_vse: Path, pictures: Path, make_pictures: Any
+) -> None:
+    build(pixel_vse, pictures, pictures / "index")
+    make_pictures(pictures / "index" / "pictures" / "ab", count=1, seed=5)
+    assert build(pixel_vse, pictures, pictures / "index").added == 0
+
+
+@pytest.mark.parametrize("name", ["nowhere", "empty"])
+def test_a_source_without_pictures_changes_nothing(pixel_vse: Path, pictures: Path, index: Path, name: str) -> None:
+    """A disk that is not mounted must not empty the index."""
+    build(pixel_vse, pictures, index)
+    (pictures.parent / "empty").mkdir()
+    with pytest.raises(SearchError, match="as it was"):
+        build(pixel_vse, pictures.parent / name, index)
+    assert len(paths(index)) == 6
+
+
+def test_a_folder_of_other_things_is_refused(pixel_vse: Path, pictures: Path) -> None:
+    with pytest.raises(SearchError, match="other things"):
+        build(pixel_vse, pictures, pictures)
+    assert len(list(pictures.iterdir())) == 6
+
+
+def test_dates_sizes_and_sidecars_become_metadata(pixel_vse: Path, pictures: Path, index: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0132] = "2023:07:09 12:13:14"
+    Image.new("RGB", (30, 20), "navy").save(pictures / "sea.jpg", exif=exif)
+    (pictures / "sea.jpg.json").write_text(json.dumps({"album": "sea", "stars": 4, "people": ["a"], "width": "lie"}))
+    build(pixel_vse, pictures, index)
+    with Searcher.open(index, device="cpu") as searcher:
+        found = {hit.item.path: hit.item.metadata for hit in searcher.search_text(["a thing"], k=9)[0]}
+    facts = found["sea.jpg"]
+    assert {key: facts[key] for key in ("width", "height", "date", "time", "year", "album", "stars")} == {
+        "width": 30,
+        "height": 20,
+        "date": "2023-07-09",
+        "time": "12:13:14",
+        "year": 2023,
+        "album": "sea",
+        "stars": 4,
+    }
+    assert "people" not in facts
+    assert "date" not in found["0.png"]
+    (pictures / "sea.jpg.json").write_text('{"album": "lake"}')
+    assert counts(build(pixel_vse, pictures, index)) == (0, 7, 0, 0)
+    with Searcher.open(index, device="cpu") as searcher:
+        from quintet.search.stores import parse_where
+
+        (hits,) = searcher.search_text(["a thing"], where=parse_where("album=lake"))
+    assert [hit.item.path for hit in hits] == ["sea.jpg"]
+
+
+# Stopped at any moment
+
+
+class StopError(Exception):
+    pass
+
+
+def test_a_build_that_was_stopped_goes_on_where_it_was(
+    pixel_vse: Path, pictures: Path, index: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, calls = PictureCoder._encode, 0
+
+    def stop(self: PictureCoder, *arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise StopError
+        return original(self, *arguments)
+
+    monkeypatch.setattr(PictureCoder, "_encode", stop)
+    with pytest.raises(StopError):
+        build(pixel_vse, pictures, index)
+    with pytest.raises(SearchError, match="not finished"):
+        Searcher.open(index)
+    monkeypatch.setattr(PictureCoder, "_encode", original)
+    done: list[tuple[int, int]] = []
+    report = build(pixel_vse, pictures, index, progress=lambda *at: done.append(at))
+    assert counts(report) == (6, 0, 0, 2)
+    assert done[-1] == (6, 6)
+
+
+STEPS = [
+    (generation, "write_items"),
+    (generation, "open_store"),
+    (generation, "_sync"),
+    (Manifest, "write"),
+    (codebook.Codebook, "compact"),
+]
+
+
+@pytest.mark.parametrize(("where", "step"), STEPS, ids=[step for _, step in STEPS])
+def test_a_failure_at_any_step_leaves_the_old_index_serving(
+    pixel_vse: Path,
+    pictures: Path,
+    index: Path,
+    make_pictures: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    where: Any,
+    step: str,
+) -> None:
+    build(pixel_vse, pictures, index)
+    make_pictures(pictures / "more", count=3, seed=1)
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(where, step, full)
+        with pytest.raises((QuintetError, OSError), match="No space left"):
+            build(pixel_vse, pictures, index)
+    assert len(paths(index)) == 6
+    assert counts(build(pixel_vse, pictures, index)) == (3, 6, 0, 0)  # coded before the failure
+    assert len(paths(index)) == 9
+    assert not list(index.glob(".*"))
+
+
+def test_a_full_disk_while_coding_is_told_and_resumed(
+    pixel_vse: Path, pictures: Path, index: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, calls = segment_module.write_synced, 0
+
+    def full(*arguments: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls > 4:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        original(*arguments)
+
+    monkeypatch.setattr(segment_module, "write_synced", full)
+    with pytest.raises(SearchError, match=r"No space left.*resumes"):
+        build(pixel_vse, pictures, index)
+    monkeypatch.setattr(segment_module, "write_synced", original)
+    assert counts(build(pixel_vse, pictures, index)) == (6, 0, 0, 2)
+
+
+# Other runs, other versions, other writers
+
+
+def test_a_second_writer_is_refused(pixel_vse: Path, pictures: Path, index: Path) -> None:
+    build(pixel_vse, pictures, index)
+    with writing(index), pytest.raises(SearchError, match="another process"):
+        build(pixel_vse, pictures, index)
+    assert len(paths(index)) == 6
+
+
+def test_codes_of_different_runs_are_never_mixed(pixel_vse: Path, make_run: Any, pictures: Path, index: Path) -> None:
+    build(pixel_vse, pictures, index)
+    other = make_run("vse++", seed=9, word_dim=6, pixels=True)
+    with pytest.raises(StaleIndex, match="other runs"):
+        build(other, pictures, index)
+    assert counts(build(other, pictures, index, overwrite=True)) == (6, 0, 0, 6)
+    with Searcher.open(index, device="cpu") as searcher:
+        assert searcher.describe()["runs"][0]["name"] == "vse++-9"
+    assert len(list((index / "runs").iterdir())) == 1
+
+
+@pytest.mark.parametrize("change", [{"version": 99}, {"version": 1}, {"format": "something"}, {"runs": 3}])
+def test_an_index_of_another_version_is_not_guessed_at(
+    pixel_vse: Path, pictures: Path, index: Path, change: dict[str, Any]
+) -> None:
+    build(pixel_vse, pictures, index)
+    head = json.loads((index / "index.json").read_text())
+    (index / "index.json").write_text(json.dumps(head | change))
+    with pytest.raises(StaleIndex):
+        Searcher.open(index)
+    with pytest.raises(StaleIndex):
+        build(pixel_vse, pictures, index)
+    build(pixel_vse, pictures, index, overwrite=True)
+    assert len(paths(index)) == 6
+
+
+def test_overwriting_keeps_the_old_one_until_the_new_one_is_whole(
+    pixel_vse: Path, make_run: Any, pictures: Path, index: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build(pixel_vse, pictures, index)
+    other = make_run("vse++", seed=9, word_dim=6, pixels=True)
+
+    def stop(*_: Any) -> None:
+        raise StopError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Manifest, "write", stop)
+        with pytest.raises(StopError):
+            build(other, pictures, index, overwrite=True)
+    assert len(paths(index)) == 6
+
+
+def test_a_damaged_segment_is_coded_again(pixel_vse: Path, pictures: Path, index: Path, make_pictures: Any) -> None:
+    build(pixel_vse, pictures, index)
+    (path,) = (index / "segments").glob("*/0.embedding")
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(StaleIndex, match="build the index again"):
+        Searcher.open(index)
+    make_pictures(pictures / "more", count=1, seed=1)
+    assert counts(build(pixel_vse, pictures, index)) == (1, 6, 0, 7)
+    assert len(paths(index)) == 7
+
+
+def test_codes_of_what_is_gone_do_not_stay_for_ever(pixel_vse: Path, pictures: Path, index: Path) -> None:
+    build(pixel_vse, pictures, index)
+    for number in range(5):
+        (pictures / f"{number}.png").unlink()
+    build(pixel_vse, pictures, index)
+    (segment,) = Manifest.read(index).segments["image"]
+    assert segment.rows == 1
+    assert len(list((index / "segments").iterdir())) == 1
+    assert paths(index) == {"5.png"}
+
+
+def test_many_small_segments_become_one(
+    pixel_vse: Path, pictures: Path, index: Path, make_pictures: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(codebook, "MANY_SEGMENTS", 2)
+    for number in range(4):
+        make_pictures(pictures / f"more{number}", count=1, seed=10 + number)
+        build(pixel_vse, pictures, index)
+        assert len(Manifest.read(index).segments["image"]) <= 2
+    assert len(paths(index)) == 10
+
+
+def test_wrong_wishes_are_told(pixel_vse: Path, pictures: Path, index: Path) -> None:
+    with pytest.raises(SearchError, match="nothing to index"):
+        build_index(pixel_vse, [], index)
+    with pytest.raises(SearchError, match="bfloat16"):
+        build(pixel_vse, pictures, index, precision="int8")
+    with pytest.raises(SearchError, match="no store 'exakt'"):
+        build(pixel_vse, pictures, index, store="exakt")
+    with pytest.raises(SearchError, match="at least one"):
+        build(pixel_vse, pictures, index, batch_size=0)
+    assert manifest.next_generation(index) == 1

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from quintet.data.batches import ImageBatch, TextBatch
+from quintet.data.tokenizers import load_tokenizer, text_batch
+from quintet.search import onnx_export as module
+from quintet.search.errors import SearchError
+from quintet.search.onnx_export import PlainAttention, export_onnx
+from quintet.training.run import open_run
+
+onnxruntime = pytest.importorskip("onnxruntime")
+
+CASES: list[tuple[str, dict[str, Any]]] = [
+    ("vse++", {"word_dim": 6}),
+    ("vse++", {"word_dim": 6, "pixels": True}),
+    (
+        "vse++",
+        {"word_dim": 6, "pooling": "gpo", "text_pooling": "gpo", "bidirectional": True, "projection": "mlp"},
+    ),
+    ("vsrn", {"word_dim": 6}),
+    ("vsrn", {"word_dim": 6, "variant": "coco"}),
+    ("hrem", {"word_dim": 6, "heads": 2}),
+    ("hrem", {"heads": 2, "text": "small", "projection": "mlp", "top": 2}),
+    ("dual-path", {"text_layout": "small", "text_width": 2}),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"), CASES, ids=[f"{number}-{name}" for number, (name, _) in enumerate(CASES)]
+)
+def test_both_towers_agree_with_torch_at_any_batch(
+    make_run: Any, tmp_path: Path, name: str, arguments: dict[str, Any]
+) -> None:
+    run = open_run(make_run(name, seed=4, **arguments))
+    report = export_onnx(run, tmp_path)
+    assert max(report.difference.values()) < 1e-5
+    tokenizer = load_tokenizer(tmp_path / "tokenizer.json")
+    texts = text_batch(tokenizer, ["a red dog", "water", "the old child paints a round house beside a large cat", "a"])
+    session = onnxruntime.InferenceSession(str(tmp_path / "texts.onnx"))
+    (found,) = session.run(None, {"tokens": texts.tokens.numpy(), "lengths": texts.lengths.numpy()})
+    with torch.no_grad():
+        expected = run.matcher.encode_texts(TextBatch(texts.tokens, texts.lengths)).embedding
+    np.testing.assert_allclose(found, expected.numpy(), atol=1e-5)
+    session = onnxruntime.InferenceSession(str(tmp_path / "images.onnx"))
+    if arguments.get("pixels"):
+        batch = ImageBatch(pixels=torch.randn(5, 3, *run.matcher.preprocess.size))
+        given = {"pixels": batch.pixels.numpy()}  # type: ignore[union-attr]
+    else:
+        real = torch.rand(5, 9) < 0.7
+        real[:, 0] = True
+        batch = ImageBatch(fragments=torch.randn(5, 9, 128), mask=real)
+        given = {"fragments": batch.fragments.numpy(), "real": real.numpy()}  # type: ignore[union-attr]
+    (found,) = session.run(None, given)
+    with torch.no_grad():
+        expected = run.matcher.encode_images(batch).embedding
+    np.testing.assert_allclose(found, expected.numpy(), atol=1e-5)
+
+
+def test_what_goes_in_and_out_is_described(vse: Path, tmp_path: Path) -> None:
+    export_onnx(open_run(vse), tmp_path)
+    facts = json.loads((tmp_path / "towers.json").read_text())
+    assert facts["inputs"]["texts"] == {"tokens": ["n", "words"], "lengths": ["n"]}
+    assert facts["images"]["kind"] == "features"
+    assert facts["largest_difference_from_torch"].keys() == {"images", "texts"}
+
+
+@pytest.mark.parametrize("name", ["scan", "mmca"])
+def test_cross_attention_has_no_two_towers(request: pytest.FixtureRequest, name: str, tmp_path: Path) -> None:
+    with pytest.raises(SearchError, match="compares fragments"):
+        export_onnx(open_run(request.getfixturevalue(name)), tmp_path)
+
+
+def test_a_tower_that_differs_is_not_written(vse: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_difference", lambda *_: float("nan"))
+    with pytest.raises(SearchError, match="differs from torch"):
+        export_onnx(open_run(vse), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_plain_attention_is_torchs() -> None:
+    torch.manual_seed(0)
+    attention = nn.MultiheadAttention(8, 2, batch_first=True).eval()
+    x, real = torch.randn(3, 5, 8), torch.rand(3, 5) < 0.6
+    real[:, 0] = True
+    masked = torch.zeros(3, 5).masked_fill(~real, float("-inf"))
+    expected, _ = attention(x, x, x, key_padding_mask=masked, need_weights=False)
+    found, _ = PlainAttention(attention)(x, x, x, key_padding_mask=masked, need_weights=False)
+    torch.testing.assert_close(found, expected)

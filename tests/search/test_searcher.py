@@ -1,0 +1,427 @@
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from quintet.data.pictures import open_picture
+from quintet.evaluation.scoring import Member, member_scores
+from quintet.search.build import build_index
+from quintet.search.errors import (
+    EmptyQuery,
+    MissingPicture,
+    QueryTooLong,
+    SearchError,
+    StaleIndex,
+    UnknownItem,
+    UnknownWords,
+)
+from quintet.search.items import Hit
+from quintet.search.searcher import Searcher
+from quintet.search.stores import parse_where
+
+QUERY = "a red dog runs"
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> Path:
+    return tmp_path / "index"
+
+
+@pytest.fixture
+def searcher(
+    vse: Path, scan: Path, bfan: Path, pictures: Path, sentences: list[str], index: Path
+) -> Iterator[Searcher]:
+    """VSE++ chooses, SCAN and BFAN together re-rank; pictures and sentences."""
+    texts = pictures.parent / "texts.txt"
+    texts.write_text("\n".join(sentences))
+    build_index(vse, [pictures], index, texts=texts, rerank_with=[scan, bfan], device="cpu")
+    with Searcher.open(index, device="cpu") as opened:
+        yield opened
+
+
+def names(hits: list[Hit]) -> list[str]:
+    return [str(hit.item.path or hit.item.text) for hit in hits]
+
+
+def every(searcher: Searcher, kind: Any = "image") -> list[Any]:
+    return list(searcher._stages.items.all(kind))
+
+
+def test_the_first_stage_is_the_matchers_own_score(searcher: Searcher, pictures: Path) -> None:
+    (hits,) = searcher.search_text([QUERY], k=6)
+    run = searcher.encoder.runs[0]
+    prepared = [searcher.encoder.prepare(open_picture(pictures / f"{number}.png")) for number in range(6)]
+    scores = run.matcher.score(searcher.encoder.encode_pictures(prepared)[0], searcher.encoder.encode_texts([QUERY])[0])
+    order = scores[:, 0].argsort(descending=True).tolist()
+    assert names(hits) == [f"{number}.png" for number in order]
+    np.testing.assert_allclose([hit.score for hit in hits], scores[order, 0].tolist(), rtol=1e-5, atol=1e-6)
+
+
+def test_several_queries_are_several_answers(searcher: Searcher) -> None:
+    both = searcher.search_text([QUERY, "a blue house"], k=3)
+    alone = [searcher.search_text([query], k=3)[0] for query in (QUERY, "a blue house")]
+    assert [names(hits) for hits in both] == [names(hits) for hits in alone]
+    assert searcher.search_text([]) == []
+    assert searcher.search_image([]) == []
+
+
+def test_a_picture_finds_itself_and_its_like(searcher: Searcher, pictures: Path) -> None:
+    (hits,) = searcher.search_image([open_picture(pictures / "4.png")], k=3)
+    assert hits[0].item.path == "4.png"
+    similar = searcher.similar(hits[0].item.id, k=5)
+    assert "4.png" not in names(similar)
+    assert names(similar)[:2] == names(hits)[1:3]
+
+
+def test_a_picture_finds_sentences(searcher: Searcher, pictures: Path, sentences: list[str]) -> None:
+    picture = open_picture(pictures / "2.png")
+    (hits,) = searcher.search_image([picture], kind="text", k=9)
+    assert sorted(names(hits)) == sorted(sentences)
+    matcher = searcher.encoder.runs[0].matcher
+    codes = searcher.encoder.encode_pictures([searcher.encoder.prepare(picture)])[0]
+    scores = matcher.score(codes, searcher.encoder.encode_texts(sentences)[0])[0]
+    assert names(hits)[0] == sentences[int(scores.argmax())]
+    (again,) = searcher.search_image([picture], kind="text", k=9, rerank=9)
+    assert sorted(names(again)) == sorted(sentences)
+    assert [hit.score for hit in again] != [hit.score for hit in hits]
+
+
+def test_a_sentence_finds_sentences(searcher: Searcher, sentences: list[str]) -> None:
+    (hits,) = searcher.search_text([sentences[3]], kind="text", k=2, rerank=4)  # nothing to re-rank between sentences
+    assert hits[0].item.text == sentences[3]
+    assert hits[0].score == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["image", "text"])
+def test_reranking_everything_is_scoring_everything(
+    searcher: Searcher, pictures: Path, sentences: list[str], kind: Any
+) -> None:
+    """The cascade with K = all items against the evaluation's own scores of the ensemble, on the stored codes."""
+    entries = every(searcher, kind)
+    stored = {
+        member: searcher._stages.tables[kind].codes(member, [entry.place for entry in entries]) for member in (1, 2)
+    }
+    if kind == "image":
+        asked = searcher.encoder.encode_texts([QUERY])
+        (hits,) = searcher.search_text([QUERY], k=6, rerank=6)
+        sides = {member: (stored[member], asked[member]) for member in stored}
+    else:
+        picture = open_picture(pictures / "0.png")
+        asked = searcher.encoder.encode_pictures([searcher.encoder.prepare(picture)])
+        (hits,) = searcher.search_image([picture], kind="text", k=6, rerank=6)
+        sides = {member: (asked[member], stored[member]) for member in stored}
+    members = [Member(searcher.encoder.runs[member].matcher, *sides[member]) for member in stored]
+    scores = member_scores(members)(slice(None), slice(None)).flatten()
+    order = scores.argsort(descending=True).tolist()
+    assert [hit.item.id for hit in hits] == [entries[row].item.id for row in order]
+    np.testing.assert_allclose([hit.score for hit in hits], scores[order].tolist(), rtol=0, atol=2e-6)
+
+
+def test_more_candidates_than_items_change_no_bit(searcher: Searcher) -> None:
+    all_of_them = searcher.search_text([QUERY], k=6, rerank=6)
+    assert searcher.search_text([QUERY], k=6, rerank=1000) == all_of_them
+    scores = {hit.item.id: hit.score for hit in all_of_them[0]}
+    (few,) = searcher.search_text([QUERY], k=2, rerank=3)
+    assert len(few) == 2
+    assert all(hit.score == pytest.approx(scores[hit.item.id], abs=2e-6) for hit in few)
+
+
+def test_only_the_best_of_the_first_stage_are_reranked(searcher: Searcher) -> None:
+    (first,) = searcher.search_text([QUERY], k=3)
+    (second,) = searcher.search_text([QUERY], k=2, rerank=3)
+    assert set(names(second)) <= set(names(first))
+    assert len(searcher.search_text([QUERY], k=5, rerank=2)[0]) == 5  # never fewer than were asked for
+
+
+def test_one_of_several_rerankers_can_be_chosen(searcher: Searcher, scan: Path, vse: Path, make_run: Any) -> None:
+    with Searcher.open(searcher.index, device="cpu", rerank_with=scan) as other:
+        assert other.describe()["rerank"] == ["scan"]
+        assert other.search_text([QUERY], rerank=6) != searcher.search_text([QUERY], rerank=6)
+    with pytest.raises(StaleIndex, match="--rerank-with"):
+        Searcher.open(searcher.index, rerank_with=make_run("scan", seed=77, word_dim=6))
+
+
+def test_an_index_without_fragments_says_that_it_cannot_rerank(vse: Path, pictures: Path, index: Path) -> None:
+    build_index(vse, [pictures], index, device="cpu")
+    with Searcher.open(index, device="cpu") as searcher:
+        assert not searcher.describe()["can_rerank"]
+        with pytest.raises(SearchError, match="--rerank-with"):
+            searcher.search_text([QUERY], rerank=3)
+
+
+def test_an_ensemble_scores_with_the_mean_of_its_members(
+    vse: Path, make_run: Any, pictures: Path, tmp_path: Path
+) -> None:
+    other = make_run("vse++", seed=5, word_dim=6)
+    found = []
+    for number, runs in enumerate(([vse], [other], [vse, other])):
+        build_index(runs, [pictures], tmp_path / f"{number}", device="cpu")
+        with Searcher.open(tmp_path / f"{number}", device="cpu") as searcher:
+            (hits,) = searcher.search_text([QUERY], k=6)
+            found.append({hit.item.id: hit.score for hit in hits})
+    for id_, score in found[2].items():
+        assert score == pytest.approx((found[0][id_] + found[1][id_]) / 2, abs=1e-6)
+
+
+def test_mmca_chooses_and_reranks_alone(mmca: Path, pictures: Path, index: Path) -> None:
+    build_index(mmca, [pictures], index, precision="float32", device="cpu")
+    with Searcher.open(index, device="cpu") as searcher:
+        matcher = searcher.encoder.runs[0].matcher
+        prepared = [searcher.encoder.prepare(open_picture(pictures / f"{number}.png")) for number in range(6)]
+        codes, text = searcher.encoder.encode_pictures(prepared)[0], searcher.encoder.encode_texts([QUERY])[0]
+        (first,) = searcher.search_text([QUERY], k=6)
+        (whole,) = searcher.search_text([QUERY], k=6, rerank=6)
+        for hits, scores in ((first, matcher.score_embeddings(codes, text)), (whole, matcher.score(codes, text))):
+            by_name = {hit.item.path: hit.score for hit in hits}
+            assert [by_name[f"{number}.png"] for number in range(6)] == pytest.approx(scores[:, 0].tolist(), abs=1e-5)
+
+
+def test_cross_attention_alone_scores_every_picture(scan: Path, pictures: Path, index: Path) -> None:
+    build_index(scan, [pictures], index, device="cpu")
+    with Searcher.open(index, device="cpu") as searcher:
+        (hits,) = searcher.search_text([QUERY], k=9)
+        assert len(hits) == 6
+        assert hits == searcher.search_text([QUERY], k=9, rerank=1)[0]
+        assert searcher.search_text([QUERY], where=parse_where("path=9.png")) == [[]]
+        (some,) = searcher.search_text([QUERY], where=parse_where("path=2.png"))
+        assert names(some) == ["2.png"]
+        with pytest.raises(SearchError, match="embedding matcher"):
+            searcher.search_image([open_picture(pictures / "0.png")])
+        with pytest.raises(SearchError, match="embedding matcher"):
+            searcher.similar(hits[0].item.id)
+
+
+def test_an_embedding_matcher_must_come_first(scan: Path, bfan: Path, pictures: Path, index: Path) -> None:
+    with pytest.raises(SearchError, match="cannot choose candidates"):
+        build_index(scan, [pictures], index, rerank_with=[bfan], device="cpu")
+
+
+def test_filters_keep_to_what_they_name(searcher: Searcher) -> None:
+    (hits,) = searcher.search_text([QUERY], where=parse_where('path~"3*"'))
+    assert names(hits) == ["3.png"]
+    (hits,) = searcher.search_text([QUERY], where=parse_where("width=50 and path=3.png"), rerank=2)
+    assert names(hits) == ["3.png"]
+    (hits,) = searcher.search_text([QUERY], kind="text", where=parse_where('text~"*house*"'))
+    assert len(hits) == 1
+
+
+# Bad queries
+
+
+@pytest.mark.parametrize("query", ["", "   ", "\n\t"])
+def test_an_empty_query_is_told(searcher: Searcher, query: str) -> None:
+    with pytest.raises(EmptyQuery, match="empty"):
+        searcher.search_text([query])
+    with pytest.raises(EmptyQuery):
+        searcher.explain(query, every(searcher)[0].item.id)
+
+
+@pytest.mark.parametrize("query", ["dog " * 25_000, "x" * 100_000])
+def test_a_query_of_100_kilobytes_is_refused_at_once(searcher: Searcher, query: str) -> None:
+    with pytest.raises(QueryTooLong, match=r"100,000 characters"):
+        searcher.search_text([query])
+
+
+def test_unknown_words_alone_are_told_and_beside_known_ones_are_not(searcher: Searcher) -> None:
+    with pytest.raises(UnknownWords, match="zzyx quux"):
+        searcher.search_text(["zzyx quux"])
+    assert searcher.search_text(["zzyx dog"])[0]
+
+
+def test_wrong_wishes_are_told(searcher: Searcher) -> None:
+    for wish in ({"k": 0}, {"rerank": 0}, {"kind": "sound"}):
+        with pytest.raises(SearchError):
+            searcher.search_text([QUERY], **wish)
+
+
+# Items and their files
+
+
+def test_unknown_items_are_told(searcher: Searcher) -> None:
+    for ask in (searcher.item, searcher.picture, searcher.similar):
+        with pytest.raises(UnknownItem):
+            ask("../../etc/passwd")
+    assert searcher.items(["nothing", every(searcher)[0].item.id]).keys() == {every(searcher)[0].item.id}
+
+
+def test_a_deleted_picture_is_told_when_it_is_asked_for(searcher: Searcher, pictures: Path) -> None:
+    (hit,) = searcher.search_text([QUERY], where=parse_where("path=1.png"))[0]
+    assert searcher.picture(hit.item.id) == pictures / "1.png"
+    (pictures / "1.png").unlink()
+    assert searcher.item(hit.item.id).path == "1.png"
+    with pytest.raises(MissingPicture, match="gone"):
+        searcher.picture(hit.item.id)
+    text = every(searcher, "text")[0].item.id
+    with pytest.raises(MissingPicture, match="no picture file"):
+        searcher.picture(text)
+
+
+@pytest.mark.parametrize("path", ["../secret.png", "/etc/hostname", "link/secret.png"])
+def test_no_path_leads_out_of_the_indexed_folders(vse: Path, pictures: Path, index: Path, path: str) -> None:
+    build_index(vse, [pictures], index, device="cpu")
+    shutil.copy(pictures / "0.png", pictures.parent / "secret.png")
+    (pictures / "link").symlink_to(pictures.parent)
+    (table,) = index.glob("generation-*/items.sqlite")
+    with sqlite3.connect(table) as connection:
+        connection.execute("UPDATE items SET path = ?", (path,))
+    connection.close()
+    with Searcher.open(index, device="cpu") as searcher:
+        (hits,) = searcher.search_text([QUERY], k=1)
+        with pytest.raises(MissingPicture, match="outside"):
+            searcher.picture(hits[0].item.id)
+
+
+# The index as a thing
+
+
+def test_an_index_is_whole_in_itself_and_can_be_moved(
+    make_run: Any, tower: dict[str, Any], pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the run, nor the tower's weights, nor the place of the index are needed any more."""
+    run, scan = make_run("vse++", seed=21, word_dim=6), make_run("scan", seed=22, word_dim=6)
+    build_index(run, [pictures], tmp_path / "index", rerank_with=[scan], device="cpu")
+    with Searcher.open(tmp_path / "index", device="cpu") as searcher:
+        before = searcher.search_text([QUERY], rerank=4)
+        by_picture = searcher.search_image([open_picture(pictures / "0.png")])
+    shutil.rmtree(run)
+    shutil.rmtree(scan)
+    (tmp_path / "index").rename(tmp_path / "what now? #1")
+    weights = Path(tower["weights"])
+    weights.rename(weights.with_suffix(".away"))
+    try:
+        with Searcher.open(tmp_path / "what now? #1", device="cpu") as searcher:
+            assert searcher.search_text([QUERY], rerank=4) == before
+            assert searcher.search_image([open_picture(pictures / "0.png")]) == by_picture
+    finally:
+        weights.with_suffix(".away").rename(weights)
+    texts = [path.read_text() for path in (tmp_path / "what now? #1" / "runs").glob("*/*.json")]
+    assert not any(str(tmp_path) in text or str(weights) in text for text in texts)
+
+
+def test_a_searcher_knows_when_the_index_was_rebuilt_and_goes_on(
+    vse: Path, pictures: Path, index: Path, make_pictures: Any
+) -> None:
+    build_index(vse, [pictures], index, device="cpu")
+    old = Searcher.open(index, device="cpu")
+    before = old.search_text([QUERY], k=9)
+    assert old.current()
+    make_pictures(pictures / "more", count=2, seed=3)
+    build_index(vse, [pictures], index, device="cpu")
+    assert not old.current()
+    assert old.search_text([QUERY], k=9) == before
+    with Searcher.open(index, device="cpu") as new:
+        assert new.generation > old.generation
+        assert len(new.search_text([QUERY], k=9)[0]) == 8
+    old.close()
+
+
+def test_an_index_exchanged_while_it_is_opened_is_opened_anew(
+    vse: Path, pictures: Path, index: Path, make_pictures: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from quintet.search import searcher as module
+
+    build_index(vse, [pictures], index, device="cpu")
+    original, rebuilt = module.Stages, False
+
+    def slow(*arguments: Any) -> Any:
+        nonlocal rebuilt
+        if not rebuilt:
+            rebuilt = True
+            make_pictures(pictures / "more", count=1, seed=3)
+            build_index(vse, [pictures], index, device="cpu")
+        return original(*arguments)
+
+    monkeypatch.setattr(module, "Stages", slow)
+    with Searcher.open(index, device="cpu") as searcher:
+        assert searcher.current()
+        assert len(searcher.search_text([QUERY], k=9)[0]) == 7
+
+
+def test_damaged_weights_are_not_searched_with(vse: Path, pictures: Path, index: Path) -> None:
+    build_index(vse, [pictures], index, device="cpu")
+    (path,) = index.glob("runs/*/weights.safetensors")
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(StaleIndex, match="not those the index was built with"):
+        Searcher.open(index, device="cpu")
+
+
+def test_no_index_at_all_is_told(tmp_path: Path) -> None:
+    with pytest.raises(SearchError, match="is not an index"):
+        Searcher.open(tmp_path)
+
+
+def test_many_threads_get_the_same_answers(searcher: Searcher) -> None:
+    queries = ["a red dog", "a blue house", "the striped cat", "water"]
+    expected = [searcher.search_text([query], k=4, rerank=5)[0] for query in queries]
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda number: searcher.search_text([queries[number % 4]], k=4, rerank=5)[0], range(40)))
+    assert found == [expected[number % 4] for number in range(40)]
+
+
+def test_it_says_what_it_is(searcher: Searcher) -> None:
+    facts = searcher.describe()
+    assert facts["matcher"] == "vse++"
+    assert facts["rerank"] == ["scan", "bfan"]
+    assert facts["counts"] == {"image": 6, "text": 5}
+    assert facts["can_explain_regions"]
+    assert facts["can_rerank"]
+    assert facts["store"] == "exact"
+
+
+# Explanations
+
+
+def test_words_are_weighed_by_leaving_them_out(searcher: Searcher) -> None:
+    entry = every(searcher)[0]
+    shown = searcher.explain("a red dog", entry.item.id)
+    assert [word.word for word in shown.words] == ["a", "red", "dog"]
+
+    def score(sentence: str) -> float:
+        texts = searcher.encoder.encode_texts([sentence])
+        table = searcher._stages.tables["image"]
+        values = [
+            searcher.encoder.runs[member].matcher.score_pairs(table.codes(member, [entry.place]), texts[member])
+            for member in (1, 2)
+        ]
+        return float(torch.stack(values).mean())
+
+    assert shown.score == pytest.approx(score("a red dog"), abs=1e-5)
+    assert shown.words[1].weight == pytest.approx(score("a red dog") - score("a dog"), abs=1e-5)
+    assert searcher.explain("dog", entry.item.id).words[0].weight == pytest.approx(score("dog"), abs=1e-5)
+
+
+def test_words_look_at_boxes_of_the_picture(searcher: Searcher) -> None:
+    shown = searcher.explain("a red dog", every(searcher)[0].item.id)
+    assert shown.regions is not None
+    assert [region.word for region in shown.regions] == ["a", "red", "dog"]
+    for region in shown.regions:
+        assert region.boxes.shape == (6, 4)
+        assert region.boxes.min() >= 0
+        assert region.boxes.max() <= 1
+        assert region.weights.sum() == pytest.approx(1, abs=1e-4)
+
+
+def test_embedding_matchers_explain_by_words_alone(vse: Path, pictures: Path, index: Path) -> None:
+    build_index(vse, [pictures], index, device="cpu")
+    with Searcher.open(index, device="cpu") as searcher:
+        shown = searcher.explain("a red dog", every(searcher)[0].item.id)
+        assert shown.regions is None
+        assert len(shown.words) == 3
+        assert not searcher.describe()["can_explain_regions"]
+
+
+def test_a_sentence_that_was_found_is_explained_too(searcher: Searcher) -> None:
+    item = every(searcher, "text")[0].item
+    shown = searcher.explain(str(item.text), item.id)
+    assert shown.score == pytest.approx(1, abs=1e-5)
+    assert shown.regions is None

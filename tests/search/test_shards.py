@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quintet.search import shards as module
+from quintet.search.build import build_index
+from quintet.search.searcher import Searcher
+from quintet.search.stores import parse_where
+
+
+def pack(path: Path, files: dict[str, bytes]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w:gz" if path.suffix == ".tgz" else "w") as tar:
+        for name, data in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+
+
+@pytest.fixture
+def shards(pictures: Path, tmp_path: Path) -> Path:
+    data = {path.name: path.read_bytes() for path in pictures.iterdir()}
+    folder = tmp_path / "shards"
+    pack(folder / "a.tar", {"0.png": data["0.png"], "0.json": b'{"album": "sea"}', "x/1.png": data["1.png"]})
+    pack(folder / "deep" / "b.tgz", {"2.png": data["2.png"], "2.txt": b"a caption"})
+    return folder
+
+
+def build(run: Path, source: Path, index: Path) -> Any:
+    return build_index(run, [source], index, device="cpu")
+
+
+def test_pictures_of_shards_are_found_and_can_be_shown(
+    pixel_vse: Path, shards: Path, pictures: Path, tmp_path: Path
+) -> None:
+    assert build(pixel_vse, shards, tmp_path / "index").added == 3
+    with Searcher.open(tmp_path / "index", device="cpu") as searcher:
+        (hits,) = searcher.search_text(["a red thing"])
+        assert {hit.item.path for hit in hits} == {"a.tar/0.png", "a.tar/x/1.png", "deep/b.tgz/2.png"}
+        (hit,) = searcher.search_text(["a red thing"], where=parse_where("album=sea"))[0]
+        assert searcher.picture(hit.item.id).read_bytes() == (pictures / "0.png").read_bytes()
+        assert hit.item.metadata["width"] == 50
+
+
+def test_a_shard_that_did_not_change_is_not_read_again(
+    pixel_vse: Path, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build(pixel_vse, shards, tmp_path / "index")
+    read: list[str] = []
+    original = module.shard_files
+
+    def watched(shard: Path, notes: Any) -> Any:
+        read.append(shard.name)
+        return original(shard, notes)
+
+    monkeypatch.setattr(module, "shard_files", watched)
+    report = build(pixel_vse, shards, tmp_path / "index")
+    assert (report.added, report.kept, report.dropped, read) == (0, 3, 0, [])
+    pack(shards / "a.tar", {"0.png": (tmp_path / "pictures" / "5.png").read_bytes()})
+    report = build(pixel_vse, shards, tmp_path / "index")
+    assert (report.added, report.kept, report.dropped, read) == (1, 1, 2, ["a.tar"])
+    assert len(list((tmp_path / "index" / "pictures").glob("*/*"))) == 2  # what is gone is not kept unpacked
+
+
+def test_one_shard_is_a_source_too(pixel_vse: Path, shards: Path, tmp_path: Path) -> None:
+    assert build(pixel_vse, shards / "a.tar", tmp_path / "index").added == 2
+
+
+def test_damage_and_traversal_in_shards_are_listed(
+    pixel_vse: Path, shards: Path, pictures: Path, tmp_path: Path
+) -> None:
+    pack(shards / "evil.tar", {"../../out.png": (pictures / "3.png").read_bytes(), "4.jpg": b"no picture"})
+    whole = (shards / "a.tar").read_bytes()
+    (shards / "cut.tar").write_bytes(whole[: len(whole) // 4])
+    report = build(pixel_vse, shards, tmp_path / "index")
+    assert report.added == 4  # the cut one begins with a good picture
+    reasons = json.dumps(report.unreadable)
+    assert "point out of the shard" in reasons
+    assert "cut short" in reasons
+    assert "not a picture" in reasons
+    assert not (tmp_path / "out.png").exists()
+    assert "cut short" in json.dumps(build(pixel_vse, shards, tmp_path / "index").unreadable)

@@ -1,0 +1,173 @@
+"""A searcher that keeps the agreed signatures and knows thirty generated scenes by the words of their sentences."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from fastapi import FastAPI
+from PIL import Image
+from starlette.testclient import TestClient
+
+from quintet.data.scenes.chance import generator
+from quintet.data.scenes.render import draw
+from quintet.data.scenes.scene import family
+from quintet.data.scenes.sentences import sentences
+from quintet.search.errors import EmptyQuery, MissingPicture, QueryTooLong, UnknownItem, UnknownWords
+from quintet.search.items import Hit, Item
+from quintet.serve.app import create_app
+from quintet.serve.run import listen, make_server
+from quintet.serve.searchers import Searchers
+from quintet.serve.settings import Settings
+
+SCENES = 30
+
+
+class FakeSearcher:
+    """Scores a picture by the share of the query's words that its sentences have."""
+
+    def __init__(self, root: Path, generation: int = 1) -> None:
+        self.root, self.generation, self.closed = root, generation, False
+        self.gate = threading.Event()  # a test that clears it holds every search up
+        self.gate.set()
+        self.error: Exception | None = None
+        self.items: dict[str, Item] = {}
+        self.words: dict[str, set[str]] = {}
+        self.boxes: dict[str, np.ndarray] = {}
+        for number in range(SCENES):
+            rng = generator(number // 4)
+            scene = family(rng)[number % 4]
+            said = sentences(scene, rng)
+            drawing = draw(scene, rng, 96)
+            path = root / "shapes" / f"scene-{number:02}.png"
+            path.parent.mkdir(exist_ok=True, parents=True)
+            Image.fromarray(drawing.pixels).save(path)
+            self._add(Item(f"p{number}", "image", f"shapes/{path.name}", 0, None, {"width": 96, "height": 96}), said)
+            self.boxes[f"p{number}"] = np.array(drawing.boxes, np.float32)
+            self._add(Item(f"s{number}", "text", None, None, max(said, key=len)), said)
+
+    def _add(self, item: Item, said: Sequence[str]) -> None:
+        self.items[item.id] = item
+        self.words[item.id] = set(" ".join(said).lower().split())
+
+    def search_text(self, sentences: Sequence[str], **wish: Any) -> list[list[Hit]]:
+        return [self._ranked(self._known(sentence), **wish) for sentence in sentences]
+
+    def search_image(self, pictures: Sequence[Image.Image], **wish: Any) -> list[list[Hit]]:
+        for picture in pictures:
+            assert picture.mode == "RGB"
+        return [self._ranked(self.words["p0"], **wish) for _ in pictures]
+
+    def similar(self, item_id: str, **wish: Any) -> list[Hit]:
+        self.item(item_id)
+        return self._ranked(self.words[item_id], **wish)
+
+    def explain(self, query: str, item_id: str) -> SimpleNamespace:
+        self.item(item_id)
+        words = query.split()
+        boxes = self.boxes.get(item_id)
+        weights = [SimpleNamespace(word=word, weight=float(word in self.words[item_id])) for word in words]
+        regions = (
+            None
+            if boxes is None
+            else tuple(
+                SimpleNamespace(word=word, boxes=boxes, weights=np.linspace(1, 0.2, len(boxes))) for word in words
+            )
+        )
+        return SimpleNamespace(words=tuple(weights), score=0.5, regions=regions)
+
+    def item(self, item_id: str) -> Item:
+        if item_id not in self.items:
+            raise UnknownItem(f"no item {item_id!r}")
+        return self.items[item_id]
+
+    def picture(self, item_id: str) -> Path:
+        path = self.root / (self.item(item_id).path or "")
+        if not path.is_file():
+            raise MissingPicture(f"{path.name} is gone")
+        return path
+
+    def describe(self) -> dict[str, Any]:
+        counts = {"image": SCENES, "text": SCENES}
+        return {"matcher": "fake", "counts": counts, "generation": self.generation, "can_explain_regions": True}
+
+    def close(self) -> None:
+        self.closed = True
+
+    def _known(self, sentence: str) -> set[str]:
+        if not sentence.strip():
+            raise EmptyQuery("the query is empty; write a sentence")
+        if len(sentence) > 10_000:
+            raise QueryTooLong(f"the query has {len(sentence):,} characters")
+        known = set(sentence.lower().split()) & set().union(*self.words.values())
+        if not known:
+            raise UnknownWords("no word of the query is known")
+        return known
+
+    def _ranked(self, query: set[str], *, k: int, kind: str, where: Any, rerank: Any = None) -> list[Hit]:
+        self.gate.wait(30)
+        assert not self.closed, "asked after it was closed"
+        if self.error:
+            raise self.error
+        rows = [item for item in self.items.values() if item.kind == kind]
+        if where is not None:
+            rows = [item for item in rows if where.matches(item.facts())]
+        hits = [Hit(item, len(query & self.words[item.id]) / len(query)) for item in rows]
+        return sorted(hits, key=lambda hit: (-hit.score, hit.item.id))[:k]
+
+
+@pytest.fixture
+def searcher(tmp_path: Path) -> FakeSearcher:
+    return FakeSearcher(tmp_path / "pictures")
+
+
+@pytest.fixture
+def make_searcher(tmp_path: Path) -> Callable[[int], FakeSearcher]:
+    return lambda generation: FakeSearcher(tmp_path / "pictures", generation)
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Callable[..., Settings]:
+    return lambda **changes: Settings(**{"cache": tmp_path / "cache", "port": 0, **changes})
+
+
+@pytest.fixture
+def make_app(searcher: FakeSearcher, settings: Callable[..., Settings]) -> Callable[..., FastAPI]:
+    """An application around the fake; keyword arguments change its settings."""
+    return lambda **changes: create_app(Searchers(searcher), settings(**changes))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def client(make_app: Callable[..., FastAPI]) -> Iterator[TestClient]:
+    with TestClient(make_app(), base_url="http://localhost") as client:
+        yield client
+
+
+@pytest.fixture
+def live(settings: Callable[..., Settings]) -> Iterator[Callable[[FastAPI], str]]:
+    """Listens with an application until the test ends; gives its address."""
+    stops: list[Callable[[], None]] = []
+
+    def start(app: FastAPI) -> str:
+        listener, listening = listen(settings()), threading.Event()
+        server = make_server(app, settings(), listening.set)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+
+        def stop() -> None:
+            server.should_exit = True
+            thread.join()
+            listener.close()
+
+        stops.append(stop)
+        assert listening.wait(10)
+        return f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+    yield start
+    for stop in stops:
+        stop()

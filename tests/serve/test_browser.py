@@ -1,0 +1,427 @@
+"""The page in a real Chromium."""
+
+from __future__ import annotations
+
+import base64
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+
+from quintet.search.errors import StoreUnavailable
+
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+expect = playwright.expect
+CHROMIUM = shutil.which("chromium")
+PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
+TOKEN = "a-token-of-some-length"
+
+pytestmark = [
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this computer"),
+    pytest.mark.slow,  # together; each takes a second or two
+]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        yield browser
+        browser.close()
+
+
+class Opened:
+    """A page, the addresses it asked, and what its scripts complained of."""
+
+    def __init__(self, page: Any, address: str) -> None:
+        self.page, self.address = page, address
+        self.asked: list[str] = []
+        self.errors: list[str] = []
+        page.on("request", lambda request: self.asked.append(request.url))
+        page.on("pageerror", lambda error: self.errors.append(str(error)))
+        page.on("console", lambda line: self.errors.append(line.text) if "Policy" in line.text else None)
+
+    def search(self, words: str) -> None:
+        self.page.get_by_role("searchbox").fill(words)
+        self.page.keyboard.press("Enter")
+
+    def cards(self) -> Any:
+        return self.page.get_by_role("list", name="Results").get_by_role("button")
+
+    def focused(self) -> str:
+        name: str = self.page.evaluate("document.activeElement.getAttribute('aria-label') ?? document.activeElement.id")
+        return name
+
+
+@pytest.fixture
+def open_page(
+    browser: Any, make_app: Callable[..., FastAPI], live: Callable[[FastAPI], str]
+) -> Iterator[Callable[..., Opened]]:
+    contexts = []
+    opened: list[Opened] = []
+
+    def go(path: str = "/", app: FastAPI | None = None, **context: Any) -> Opened:
+        address = live(app or make_app())
+        contexts.append(browser.new_context(**context))
+        opened.append(Opened(contexts[-1].new_page(), address))
+        opened[-1].page.set_default_timeout(10_000)
+        opened[-1].page.goto(address + path)
+        return opened[-1]
+
+    yield go
+    for page in opened:
+        assert not page.errors
+        outside = [url for url in page.asked if not url.startswith((page.address, "blob:"))]
+        assert not outside, "the page asked somebody else"
+    for context in contexts:
+        context.close()
+
+
+def test_a_sentence_fills_the_grid_as_it_is_scrolled(open_page: Callable[..., Opened], searcher: Any) -> None:
+    for number in range(30, 130):  # more than one window of 40
+        searcher._add(
+            searcher.items[f"p{number % 30}"].__class__(f"p{number}", "image", f"shapes/scene-{number % 30:02}.png", 0),
+            ["red thing"],
+        )
+    it = open_page(viewport={"width": 900, "height": 600})
+    expect(it.page.get_by_text("30 pictures and 30 sentences")).to_be_visible()
+    it.search("red circle")
+    expect(it.page.get_by_role("status").first).to_contain_text("“red circle”: the best")
+    first = it.cards().count()
+    assert 40 <= first < 130
+    while it.cards().count() < 130:
+        it.page.mouse.wheel(0, 20_000)
+        it.page.wait_for_timeout(50)
+    expect(it.page.get_by_role("button", name="Show more")).to_be_hidden()
+    expect(it.page.get_by_role("status").first).to_contain_text("130 pictures")
+    ranks = it.page.locator(".card b").all_inner_texts()
+    assert ranks == [str(rank) for rank in range(1, 131)]
+    assert it.page.locator(".card img").first.evaluate("image => image.complete && image.naturalWidth") == 96
+
+
+def test_the_keyboard_is_enough(open_page: Callable[..., Opened]) -> None:
+    it = open_page(viewport={"width": 1000, "height": 700})
+    keys = it.page.keyboard
+    expect(it.page.get_by_text("30 pictures")).to_be_visible()
+    it.page.get_by_role("searchbox").blur()
+    keys.press("/")
+    assert it.focused() == "Describe a picture"
+    keys.type("red circle/")  # a slash is a slash while typing
+    assert it.page.get_by_role("searchbox").input_value() == "red circle/"
+    keys.press("Backspace")
+    keys.press("Enter")
+    expect(it.cards()).to_have_count(30)
+    names = [card.get_attribute("aria-label") for card in it.cards().all()]
+    columns = it.page.evaluate(
+        "getComputedStyle(document.querySelector('#results')).gridTemplateColumns.split(' ').length"
+    )
+    assert columns > 2
+    walk = {"ArrowDown": 0, "ArrowRight": 1, "End": 29, "Home": 0}
+    for key, place in walk.items():
+        keys.press(key)
+        assert it.focused() == names[place], key
+    keys.press("ArrowDown")
+    assert it.focused() == names[columns]
+    keys.press("ArrowLeft")
+    assert it.focused() == names[columns - 1]
+    assert it.page.locator('.card[tabindex="0"]').count() == 1  # one stop for Tab
+    keys.press("Enter")
+    dialog = it.page.get_by_role("dialog")
+    expect(dialog).to_be_visible()
+    expect(dialog).to_contain_text(f"Result {columns}")
+    keys.press("ArrowRight")
+    expect(dialog).to_contain_text(f"Result {columns + 1}")
+    keys.press("Escape")
+    expect(dialog).to_be_hidden()
+    expect(it.cards().nth(columns)).to_be_focused()  # where the reader was
+    keys.press("Escape")
+    assert it.focused() == "Describe a picture"
+
+
+def test_an_explanation_shows_words_and_where_they_look(open_page: Callable[..., Opened], searcher: Any) -> None:
+    it = open_page()
+    it.search("red large")
+    it.cards().first.click()
+    dialog = it.page.get_by_role("dialog")
+    word = dialog.get_by_role("button", name=re.compile(r"red\s*, weight [01]\.000"))
+    expect(word).to_be_visible()
+    pressed = dialog.locator('.word[aria-pressed="true"]')
+    expect(pressed).to_have_count(1)  # one is shown at once
+    item = it.page.request.post(f"{it.address}/api/search", data={"query": "red large", "limit": 1}).json()["hits"][0][
+        "item"
+    ]
+    boxes = searcher.boxes[item["id"]]
+    assert dialog.locator("rect.edge").count() == len(boxes)
+    frame, shown = dialog.locator("#detail-picture").bounding_box(), dialog.locator("rect.edge").first.bounding_box()
+    left, top, right, bottom = boxes[0]
+    assert shown["x"] == pytest.approx(frame["x"] + left * frame["width"], abs=2)
+    assert shown["y"] == pytest.approx(frame["y"] + top * frame["height"], abs=2)
+    assert shown["width"] == pytest.approx((right - left) * frame["width"], abs=4)
+    assert shown["height"] == pytest.approx((bottom - top) * frame["height"], abs=4)
+    pressed.click()
+    expect(dialog.locator("rect")).to_have_count(0)  # the bare picture
+    word.click()
+    expect(word).to_have_attribute("aria-pressed", "true")
+
+
+def test_words_whose_tokens_differ_are_matched_with_their_tokens(
+    open_page: Callable[..., Opened], searcher: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    explain = searcher.explain
+
+    def pieces(query: str, item_id: str) -> Any:
+        answer = explain("a run ##ning , qqq red", item_id)
+        answer.words = explain("A Running, missing red.", item_id).words
+        return answer
+
+    monkeypatch.setattr(searcher, "explain", pieces)
+    it = open_page()
+    it.search("red")
+    it.cards().first.click()
+    it.page.wait_for_selector(".word")
+    chips = {
+        chip.inner_text().split(",")[0].strip(): chip.evaluate("chip => chip.tagName")
+        for chip in it.page.locator(".word").all()
+    }
+    assert chips == {"A": "BUTTON", "Running": "BUTTON", "missing": "SPAN", "red.": "BUTTON"}
+
+
+@pytest.mark.parametrize("way", ["file", "drop", "paste"])
+def test_a_picture_can_be_chosen_dropped_or_pasted(open_page: Callable[..., Opened], searcher: Any, way: str) -> None:
+    it = open_page()
+    expect(it.page.get_by_text("30 pictures")).to_be_visible()
+    path = searcher.picture("p0")
+    if way == "file":
+        it.page.get_by_label("Search by a picture file").set_input_files(path)
+    else:
+        data = base64.b64encode(path.read_bytes()).decode()
+        carried = it.page.evaluate_handle(
+            """data => {
+                const bytes = Uint8Array.from(atob(data), (letter) => letter.charCodeAt(0));
+                const carried = new DataTransfer();
+                carried.items.add(new File([bytes], "scene-00.png", { type: "image/png" }));
+                return carried;
+            }""",
+            data,
+        )
+        if way == "drop":
+            it.page.dispatch_event("main", "dragenter", {"dataTransfer": carried})
+            expect(it.page.get_by_text("Drop a picture to search by it")).to_be_visible()
+            it.page.dispatch_event("main", "drop", {"dataTransfer": carried})
+            expect(it.page.get_by_text("Drop a picture to search by it")).to_be_hidden()
+        else:
+            it.page.evaluate(
+                "carried => document.dispatchEvent(new ClipboardEvent('paste', {clipboardData: carried}))", carried
+            )
+    expect(it.page.get_by_role("status").first).to_contain_text("Like scene-00.png: 30 pictures")
+    expect(it.page.locator("#chip img")).to_be_visible()
+    assert it.page.locator("#chip img").evaluate("image => image.naturalWidth") == 96
+    it.cards().first.click()
+    expect(it.page.get_by_role("dialog")).to_be_visible()
+    expect(it.page.get_by_text("Why this one")).to_be_hidden()  # there are no words to explain
+    it.page.keyboard.press("Escape")
+    it.page.get_by_role("button", name="Search by words instead").click()
+    it.search("red")
+    expect(it.page.get_by_role("status").first).to_contain_text("“red”")
+
+
+def test_more_like_this_and_back(open_page: Callable[..., Opened]) -> None:
+    it = open_page()
+    it.search("red circle")
+    it.cards().nth(2).click()
+    name = it.page.get_by_role("dialog").get_by_role("heading").first.inner_text()
+    it.page.get_by_role("button", name="More like this").click()
+    expect(it.page.get_by_role("status").first).to_contain_text(f"Like {name}")
+    assert "?like=" in it.page.url
+    it.page.reload()
+    expect(it.page.get_by_role("status").first).to_contain_text(f"Like {name}")
+    it.page.go_back()
+    expect(it.page.get_by_role("status").first).to_contain_text("“red circle”")
+    assert it.page.get_by_role("searchbox").input_value() == "red circle"
+    it.page.go_back()
+    expect(it.page.get_by_text("Say what is in the picture")).to_be_visible()
+
+
+def test_sentences_and_filters(open_page: Callable[..., Opened]) -> None:
+    it = open_page()
+    it.search("red circle")
+    expect(it.cards()).to_have_count(30)
+    it.page.get_by_text("Sentences", exact=True).click()
+    expect(it.page.get_by_role("status").first).to_contain_text("30 sentences")
+    it.page.get_by_text("Pictures", exact=True).click()
+    it.page.get_by_text("Filter", exact=True).click()
+    it.page.get_by_label("Filter results").fill('path~"*-0?.png"')
+    it.page.keyboard.press("Enter")
+    expect(it.cards()).to_have_count(10)
+    it.page.get_by_label("Filter results").fill("path=none")
+    it.page.keyboard.press("Enter")
+    expect(it.page.get_by_role("alert").first).to_contain_text("Nothing passes the filter")
+    it.page.get_by_label("Filter results").fill("path is nice")
+    it.page.keyboard.press("Enter")
+    expect(it.page.get_by_role("alert").first).to_contain_text("expected")
+
+
+def test_troubles_are_told_and_can_be_mended(open_page: Callable[..., Opened], searcher: Any) -> None:
+    it = open_page()
+    trouble = it.page.get_by_role("alert").first
+    it.search("xyzzy plugh")
+    expect(trouble).to_contain_text("None of these words is known")
+    it.page.get_by_label("Search by a picture file").set_input_files(
+        {"name": "a.png", "mimeType": "image/png", "buffer": b"no picture"}
+    )
+    expect(trouble).to_contain_text("not a picture that can be read")
+    searcher.picture("p5").unlink()
+    it.search("red")
+    expect(it.page.get_by_text(re.compile("file is gone"))).to_be_visible()
+    searcher.error = StoreUnavailable("the store does not answer")
+    it.search("blue")
+    expect(it.page.get_by_role("status").first).to_contain_text("asking again")
+    expect(trouble).to_contain_text("the store does not answer")
+    searcher.error = None
+    it.page.get_by_role("button", name="Try again").click()
+    expect(it.cards()).to_have_count(30)
+    expect(trouble).to_be_empty()
+    it.page.route("**/api/search", lambda route: route.abort())
+    it.search("green")
+    expect(trouble).to_contain_text("The server does not answer")
+
+
+def test_a_file_above_the_limit_is_not_even_sent(open_page: Callable[..., Opened], make_app: Any) -> None:
+    it = open_page(app=make_app(max_upload_bytes=1000))
+    expect(it.page.get_by_text("30 pictures")).to_be_visible()
+    it.page.get_by_label("Search by a picture file").set_input_files(
+        {"name": "a.png", "mimeType": "image/png", "buffer": b"x" * 1001}
+    )
+    expect(it.page.get_by_role("alert").first).to_contain_text("too large")
+    assert not any("/api/search/picture" in url for url in it.asked)
+
+
+def test_a_server_with_a_token_asks_for_it(open_page: Callable[..., Opened], make_app: Any) -> None:
+    it = open_page(app=make_app(token=TOKEN))
+    dialog = it.page.get_by_role("dialog", name="This server asks for its token")
+    expect(dialog).to_be_visible()
+    dialog.get_by_label("Token").fill("wrong")
+    it.page.keyboard.press("Enter")
+    expect(dialog.get_by_role("alert")).to_contain_text("not the server's token")
+    dialog.get_by_label("Token").fill(TOKEN)
+    it.page.keyboard.press("Enter")
+    expect(dialog).to_be_hidden()
+    it.search("red circle")
+    expect(it.cards()).to_have_count(30)
+    expect(it.page.locator(".card img").first).to_have_js_property("naturalWidth", 96)  # pictures come by cookie
+
+
+def test_a_phone_shows_two_columns_and_nothing_sticks_out(open_page: Callable[..., Opened]) -> None:
+    it = open_page(**PHONE)
+    width = "document.documentElement.scrollWidth <= window.innerWidth"
+    assert it.page.evaluate(width)
+    it.search("red circle")
+    expect(it.cards()).to_have_count(30)
+    assert it.page.evaluate(width)
+    first, second, third = (it.cards().nth(place).bounding_box() for place in range(3))
+    assert first["y"] == second["y"] < third["y"]
+    it.cards().first.tap()
+    dialog = it.page.get_by_role("dialog")
+    expect(dialog.get_by_text("Why this one")).to_be_visible()
+    box = dialog.bounding_box()
+    assert (box["x"], box["width"]) == (0, 390)
+    assert it.page.get_by_role("button", name="Close").bounding_box()["y"] < 60
+    for name in ("Close", "Next result"):
+        size = it.page.get_by_role("button", name=name).bounding_box()
+        assert min(size["width"], size["height"]) >= 24
+    it.page.get_by_role("button", name="Close").tap()
+    expect(dialog).to_be_hidden()
+
+
+CONTRAST = """selector => {
+    const channels = (colour) => colour.match(/[\\d.]+/g).slice(0, 3).map((value) => {
+        const part = value / 255;
+        return part <= 0.03928 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4;
+    });
+    const light = (colour) => { const [r, g, b] = channels(colour); return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+    let element = document.querySelector(selector);
+    const ink = light(getComputedStyle(element).color);
+    while (/, 0\\)$|transparent/.test(getComputedStyle(element).backgroundColor)) element = element.parentElement;
+    const paper = light(getComputedStyle(element).backgroundColor);
+    return (Math.max(ink, paper) + 0.05) / (Math.min(ink, paper) + 0.05);
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_both_colour_schemes_can_be_read(open_page: Callable[..., Opened], scheme: str) -> None:
+    it = open_page(color_scheme=scheme)
+    paper = it.page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert paper == {"light": "rgb(251, 251, 249)", "dark": "rgb(21, 24, 27)"}[scheme]
+    selectors = ["#query", "#welcome li", "#facts", ".field .main", "#kinds :checked + span", "summary"]
+    assert {
+        name: it.page.evaluate(CONTRAST, name) for name in selectors if it.page.evaluate(CONTRAST, name) < 4.5
+    } == {}
+    it.search("red")
+    expect(it.cards()).to_have_count(30)
+    it.cards().first.click()
+    it.page.wait_for_selector(".word")
+    selectors = [
+        "#status",
+        ".card .caption",
+        ".card b",
+        "#place",
+        "dt",
+        "dd",
+        "#why-note",
+        ".word",
+        "#similar",
+        "#original",
+    ]
+    assert {
+        name: it.page.evaluate(CONTRAST, name) for name in selectors if it.page.evaluate(CONTRAST, name) < 4.5
+    } == {}
+
+
+def test_still_for_those_who_want_no_motion(open_page: Callable[..., Opened], searcher: Any) -> None:
+    for motion, expected in (("reduce", "none"), ("no-preference", "breathe")):
+        it = open_page(reduced_motion=motion)
+        expect(it.page.get_by_text("30 pictures")).to_be_visible()
+        searcher.gate.clear()
+        it.search("red")
+        blank = it.page.locator(".blank").first
+        expect(blank).to_be_visible()
+        assert blank.evaluate("element => getComputedStyle(element).animationName") == expected
+        expect(it.page.get_by_role("list", name="Results")).to_have_attribute("aria-busy", "true")
+        searcher.gate.set()
+        expect(it.cards()).to_have_count(30)
+
+
+def test_everything_has_a_role_and_a_name(open_page: Callable[..., Opened]) -> None:
+    it = open_page()
+    it.search("red circle")
+    expect(it.cards()).to_have_count(30)
+    assert it.page.get_by_role("search").count() == 1
+    assert it.page.get_by_role("main").count() == 1
+    assert it.page.get_by_role("heading", level=1).inner_text() == "Quintet"
+    assert it.page.evaluate("document.documentElement.lang") == "en"
+    assert it.page.title().startswith("“red circle”")
+    expect(it.cards().nth(1)).to_have_accessible_name(re.compile(r"2\. scene-\d\d\.png, score [\d.]+"))
+    it.cards().first.click()
+    it.page.wait_for_selector(".word")
+    expect(it.page.get_by_role("dialog")).to_have_accessible_name(re.compile(r"scene-\d\d\.png"))
+    nameless = it.page.evaluate(
+        """() => [...document.querySelectorAll("button, input, a, img[alt]:not([alt=''])")]
+            .filter((element) => element.offsetParent !== null)
+            .filter(({ariaLabel, textContent, labels, alt}) => !(ariaLabel || textContent || labels?.length || alt))
+            .map((element) => element.outerHTML)"""
+    )
+    assert nameless == []
+    assert it.page.evaluate("[...document.querySelectorAll('img')].every((image) => image.hasAttribute('alt'))")
+    ids = it.page.evaluate("[...document.querySelectorAll('[id]')].map((element) => element.id)")
+    assert len(ids) == len(set(ids))
+
+
+def test_markup_in_names_and_sentences_stays_text(open_page: Callable[..., Opened], searcher: Any) -> None:
+    evil = "<img src=x onerror=alert(1)><b>red"
+    searcher._add(searcher.items["s0"].__class__("evil", "text", None, None, evil), ["red circle"])
+    it = open_page(path="/?q=red+circle&kind=text")
+    expect(it.page.get_by_text(evil).first).to_be_visible()
+    assert it.page.locator("img[src=x]").count() == 0

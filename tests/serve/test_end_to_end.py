@@ -1,0 +1,200 @@
+"""`quintet serve` over a real index of generated scenes, made by untrained matchers."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx2
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from starlette.testclient import TestClient
+
+from quintet.backbones.tower import create_tower
+from quintet.data.formats.scenes import make_scenes
+from quintet.data.vocabulary import WordVocabulary
+from quintet.files import read_json, write_json
+from quintet.models import create_model
+from quintet.search.build import build_index
+from quintet.search.searcher import Searcher
+from quintet.serve.app import create_app
+from quintet.serve.searchers import IndexWatcher
+from quintet.serve.settings import Settings
+from quintet.training.checkpoint import save_tensors
+from quintet.training.extractor import FeatureExtractor
+from quintet.training.run import write_run
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of pictures, and the runs `vse` and `scan`."""
+    folder = tmp_path_factory.mktemp("real")
+    corpus = make_scenes(folder / "corpus", train=4, dev=4, test=16, size=64)
+    torch.manual_seed(0)
+    save_tensors(folder / "small.safetensors", create_tower("small-cnn").state_dict(), {})
+    tower = FeatureExtractor.create("small-cnn", folder / "small.safetensors", grid=(2, 3)).state()
+    words = WordVocabulary.build([text.text for text in corpus.texts], min_count=1)
+    for file, name in (("vse", "vse++"), ("scan", "scan")):
+        sizes = {"vocabulary_size": len(words), "embed_dim": 8, "word_dim": 6, "image_dim": 128}
+        write_run(
+            folder / file,
+            name=file,
+            model={"name": name, "arguments": sizes},
+            state_dict=create_model(name, **sizes).state_dict(),
+            tokenizer=words,
+            image_input={"kind": "features", "name": "small", "tower": tower},
+        )
+    return folder
+
+
+@pytest.fixture
+def pictures(made: Path, tmp_path: Path) -> Path:
+    folder = tmp_path / "pictures" / "shapes"
+    folder.mkdir(parents=True)
+    for path in sorted((made / "corpus").rglob("*.png")):
+        (folder / path.name).write_bytes(path.read_bytes())
+    return folder.parent
+
+
+@pytest.fixture
+def index(made: Path, pictures: Path, tmp_path: Path) -> Path:
+    build(made, pictures, tmp_path / "index")
+    return tmp_path / "index"
+
+
+def build(made: Path, pictures: Path, out: Path) -> None:
+    build_index(made / "vse", [pictures], out, rerank_with=[made / "scan"], device="cpu", workers=1)
+
+
+@pytest.fixture
+def watcher(index: Path) -> IndexWatcher:
+    return IndexWatcher(index, lambda: Searcher.open(index, device="cpu"))
+
+
+@pytest.fixture
+def real(watcher: IndexWatcher, tmp_path: Path) -> Iterator[TestClient]:
+    settings = Settings(cache=tmp_path / "cache", rerank=10, watch_s=1000)  # the tests look for themselves
+    with TestClient(create_app(watcher, settings), base_url="http://localhost") as client:
+        yield client
+
+
+def test_every_route_on_a_real_index(real: TestClient, pictures: Path) -> None:
+    count = len(list(pictures.rglob("*.png")))
+    facts = real.get("/api/index").json()["index"]
+    assert facts["counts"]["image"] == count
+    found = real.post("/api/search", json={"query": "a large red circle", "limit": 100}).json()["hits"]
+    assert len({hit["item"]["id"] for hit in found}) == count
+    best = found[0]["item"]
+    file = pictures / best["path"]
+    assert real.get("/api/picture", params={"id": best["id"]}).content == file.read_bytes()
+    assert real.get("/api/thumbnail", params={"id": best["id"]}).headers["Content-Type"] == "image/png"
+    same = real.post("/api/search/picture", content=file.read_bytes()).json()["hits"][0]
+    assert same["item"] == best
+    assert same["score"] == pytest.approx(1, abs=1e-4)
+    near = real.get("/api/similar", params={"id": best["id"], "limit": 3}).json()["hits"]
+    assert len(near) == 3
+    why = real.post("/api/explain", json={"query": "a large red circle", "id": best["id"]}).json()
+    assert [entry["word"] for entry in why["words"]] == ["a", "large", "red", "circle"]
+    assert len(why["regions"][0]["boxes"]) == 6
+    some = real.post("/api/search", json={"query": "red", "where": f'path="{best["path"]}"'}).json()["hits"]
+    assert [hit["item"] for hit in some] == [best]
+
+
+def test_bad_questions_to_a_real_index(real: TestClient) -> None:
+    def code(**question: object) -> str:
+        answer = real.post("/api/search", json=question)
+        assert answer.status_code == 422
+        return str(answer.json()["code"])
+
+    assert code(query=" ") == "empty_query"
+    assert code(query="red " * 25_000) == "query_too_long"
+    assert code(query="xyzzy \0 plugh") == "unknown_words"
+    assert code(query="red", where="year ==") == "invalid_filter"
+    for name in ("../../etc/passwd", "\0", "", "x" * 4000):
+        for path in ("item", "picture", "thumbnail", "similar"):
+            assert real.get(f"/api/{path}", params={"id": name}).status_code == 404
+
+
+def test_no_picture_outside_the_indexed_folder_is_given_out(real: TestClient, pictures: Path, tmp_path: Path) -> None:
+    secret = tmp_path / "secret.png"
+    Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(secret)
+    item = real.post("/api/search", json={"query": "red"}).json()["hits"][0]["item"]
+    (pictures / item["path"]).unlink()
+    (pictures / item["path"]).symlink_to(secret)
+    for path in ("picture", "thumbnail"):
+        answer = real.get(f"/api/{path}", params={"id": item["id"]})
+        assert (answer.status_code, answer.json()["code"]) == (410, "missing_picture")
+
+
+def test_a_rebuilt_index_is_served_and_a_foreign_one_is_not(
+    real: TestClient, watcher: IndexWatcher, made: Path, pictures: Path, index: Path
+) -> None:
+    before = real.get("/api/index").json()["index"]["counts"]["image"]
+    next(pictures.rglob("*.png")).unlink()
+    build(made, pictures, index)
+    assert watcher.look()
+    assert real.get("/api/index").json()["index"]["counts"]["image"] == before - 1
+    manifest = read_json(index / "index.json")
+    write_json(index / "index.json", manifest | {"version": 999})
+    assert not watcher.look()
+    assert real.post("/api/search", json={"query": "red"}).status_code == 200
+    assert real.get("/health").json() == {"status": "degraded"}
+    assert real.get("/api/index").json()["index_error"]
+    assert "quintet_index_stale 1\n" in real.get("/metrics").text
+    write_json(index / "index.json", manifest)
+    assert watcher.look()
+    assert real.get("/health").json() == {"status": "ok"}
+
+
+WRITER = """
+import os, signal, sys
+from pathlib import Path
+from quintet.search.build import build_index
+made, pictures, out = map(Path, sys.argv[1:])
+def die(done, total):
+    os.kill(os.getpid(), signal.SIGKILL)
+build_index(made / "vse", [pictures], out, rerank_with=[made / "scan"], device="cpu", workers=1, progress=die)
+"""
+
+
+@pytest.mark.slow
+def test_the_command_serves_on_while_a_build_is_killed_and_stops_when_told(
+    made: Path, pictures: Path, index: Path, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "quintet", "serve", str(index), "--port", "0", "--device", "cpu"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(tmp_path / "cache"), "COLUMNS": "200"}
+    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+    try:
+        assert server.stderr
+        line = server.stderr.readline()
+        base = re.search(r"http://localhost:\d+", line)
+        assert base, line
+        with httpx2.Client(base_url=base[0]) as client:
+            before = client.get("/api/index").json()["index"]
+            Image.fromarray(np.full((40, 40, 3), 77, np.uint8)).save(pictures / "new.png")
+            killed = subprocess.run([sys.executable, "-c", WRITER, made, pictures, index], env=environment, check=False)
+            assert killed.returncode == -signal.SIGKILL
+            time.sleep(1.5)
+            assert client.post("/api/search", json={"query": "red"}).status_code == 200
+            assert client.get("/api/index").json()["index"] == before
+            build(made, pictures, index)  # goes on where the killed one was
+            for _ in range(100):
+                facts = client.get("/api/index").json()["index"]
+                if facts["generation"] > before["generation"]:
+                    break
+                time.sleep(0.1)
+            assert facts["counts"]["image"] == before["counts"]["image"] + 1
+            assert client.get("/health").json() == {"status": "ok"}
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(20) in (0, -signal.SIGTERM)
+    finally:
+        server.kill()
+        server.wait()

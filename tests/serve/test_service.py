@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+
+from quintet.errors import PictureError
+from quintet.search.items import Hit
+from quintet.serve.pool import BusyError
+from quintet.serve.schemas import Window
+
+
+@pytest.fixture
+def reversing(searcher: Any, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """Re-ranking turns the first stage's order round; what was asked for is noted."""
+    asked: list[dict[str, Any]] = []
+    first_stage = searcher._ranked
+
+    def ranked(query: set[str], *, k: int, rerank: int | None = None, **wish: Any) -> Sequence[Hit]:
+        asked.append({"k": k, "rerank": rerank, **wish})
+        hits = first_stage(query, k=max(k, rerank or 0), **wish)
+        return (hits[::-1] if rerank else hits)[:k]
+
+    monkeypatch.setattr(searcher, "_ranked", ranked)
+    return asked
+
+
+def test_reranked_windows_side_by_side_are_one_list(
+    make_app: Callable[..., FastAPI], reversing: list[dict[str, Any]]
+) -> None:
+    service = make_app(rerank=8).state.service
+    windows = [
+        asyncio.run(service.search_sentence("red circle", Window(limit=5, offset=offset))) for offset in range(0, 30, 5)
+    ]
+    plain = asyncio.run(make_app().state.service.search_sentence("red circle", Window(limit=30)))
+    order = [hit.item.id for hit in plain.hits]
+    assert [hit.item.id for window in windows for hit in window.hits] == order[7::-1] + order[8:]
+    assert [window.more for window in windows] == [True] * 5 + [False]
+    assert {entry["rerank"] for entry in reversing} == {None, 8}
+
+
+def test_pictures_are_reranked_for_sentences_and_sentences_for_pictures_only(
+    make_app: Callable[..., FastAPI], reversing: list[dict[str, Any]], searcher: Any
+) -> None:
+    service = make_app(rerank=50).state.service
+
+    async def picture() -> AsyncIterator[bytes]:
+        yield searcher.picture("p0").read_bytes()
+
+    def reranked(search: Callable[..., Any], what: Any, kind: Any) -> Any:
+        asyncio.run(search(what, Window(kind=kind, limit=3)))
+        return reversing[-1]["rerank"]
+
+    assert reranked(service.search_sentence, "red", "image") == 50
+    assert reranked(service.search_sentence, "red", "text") is None
+    assert reranked(service.search_picture, picture(), "text") == 50
+    assert reranked(service.search_picture, picture(), "image") is None
+
+
+def test_many_large_uploads_at_once_are_told_to_come_back(make_app: Callable[..., FastAPI]) -> None:
+    service = make_app(max_uploads_bytes=1000).state.service
+
+    async def use() -> None:
+        last = asyncio.Event()
+
+        async def pieces() -> AsyncIterator[bytes]:
+            yield b"x" * 400
+            await last.wait()
+
+        slow = [asyncio.create_task(service.search_picture(pieces(), Window())) for _ in range(2)]
+        await asyncio.sleep(0)
+        with pytest.raises(BusyError):
+            await service.search_picture(pieces(), Window())
+        last.set()
+        for task in slow:
+            with pytest.raises(PictureError):  # read to the end, and no picture
+                await task
+        with pytest.raises(PictureError):  # their bytes are free again
+            await service.search_picture(pieces(), Window())
+
+    asyncio.run(use())

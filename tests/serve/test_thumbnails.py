@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from quintet.errors import PictureError
+from quintet.serve.thumbnails import Thumbnails
+
+
+def noise(path: Path, side: int, seed: int = 0) -> Path:
+    pixels = np.random.default_rng(seed).integers(0, 256, (side, side, 3), np.uint8)
+    Image.fromarray(pixels).save(path)
+    return path
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Thumbnails:
+    return Thumbnails(tmp_path / "cache", 10**6, 10**6)
+
+
+def opened(data: bytes) -> Image.Image:
+    return Image.open(io.BytesIO(data))
+
+
+def test_a_picture_is_shrunk_once_and_then_read_from_disk(cache: Thumbnails, tmp_path: Path) -> None:
+    picture = noise(tmp_path / "a.png", 400)
+    first = cache.get(picture, 160)
+    assert opened(first.data).size == (160, 160)
+    assert first.media_type == "image/jpeg"
+    assert cache.get(picture, 160) == first
+    assert (cache.made, cache.found) == (1, 1)
+    again = Thumbnails(tmp_path / "cache", 10**6, 10**6)  # another process
+    assert again.get(picture, 160) == first
+    assert (again.made, again.found) == (0, 1)
+
+
+def test_small_drawings_stay_as_crisp_as_they_are(cache: Thumbnails, tmp_path: Path) -> None:
+    picture = noise(tmp_path / "a.png", 96)
+    small = cache.get(picture, 320)
+    assert small.media_type == "image/png"
+    assert np.array_equal(np.asarray(opened(small.data)), np.asarray(Image.open(picture)))
+
+
+def test_a_changed_file_gets_a_new_copy(cache: Thumbnails, tmp_path: Path) -> None:
+    picture = noise(tmp_path / "a.png", 96)
+    before = cache.get(picture, 320)
+    noise(picture, 97, seed=1)
+    after = cache.get(picture, 320)
+    assert before.tag != after.tag
+    assert opened(after.data).size == (97, 97)
+
+
+def test_the_cache_never_exceeds_its_limit_and_drops_what_was_asked_for_longest_ago(tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+    pictures = [noise(tmp_path / f"{number}.png", 60, number) for number in range(6)]
+    one = len(Thumbnails(tmp_path / "other", 10**6, 10**6).get(pictures[0], 320).data)
+    cache = Thumbnails(folder, int(3.5 * one), 10**6)
+    for picture in pictures[:3]:
+        cache.get(picture, 320)
+    cache.get(pictures[0], 320)  # now 1 is the oldest
+    cache.get(pictures[3], 320)
+    assert cache.kept_bytes == sum(path.stat().st_size for path in folder.iterdir()) <= 3.5 * one
+    made = cache.made
+    cache.get(pictures[0], 320)
+    assert cache.made == made
+    cache.get(pictures[1], 320)
+    assert cache.made == made + 1
+    shrunk = Thumbnails(folder, one // 2, 10**6)  # a smaller limit is kept at once
+    assert shrunk.kept_bytes == 0
+    assert not list(folder.iterdir())
+
+
+def test_a_tidied_folder_or_one_that_cannot_be_written_costs_speed_only(tmp_path: Path) -> None:
+    picture = noise(tmp_path / "a.png", 96)
+    cache = Thumbnails(tmp_path / "cache", 10**6, 10**6)
+    cache.get(picture, 320)
+    for path in (tmp_path / "cache").iterdir():
+        path.unlink()
+    assert cache.get(picture, 320).data
+    assert cache.made == 2
+    (tmp_path / "file").write_text("not a folder")
+    blocked = Thumbnails(tmp_path / "file" / "cache", 10**6, 10**6)
+    assert blocked.get(picture, 320).data
+    assert blocked.kept_bytes == 0
+
+
+def test_a_bomb_in_the_index_is_refused(tmp_path: Path) -> None:
+    picture = noise(tmp_path / "a.png", 96)
+    with pytest.raises(PictureError, match="decompression bombs"):
+        Thumbnails(tmp_path / "cache", 10**6, max_pixels=1000).get(picture, 320)

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quintet.errors import QuintetError, RecipeError
+from quintet.losses import OBJECTIVES
+from quintet.training.recipe import Recipe, load_recipe, parse_recipe
+from quintet.training.studies import STUDIES
+from quintet.training.studies.engine import Settings, run_study
+from quintet.training.studies.hrem import HREM, hrem_study, loss_rows
+from quintet.training.studies.study import Study, Trained
+
+
+def recipe_of(study: Study, key: str) -> Recipe:
+    return parse_recipe(study.variant(key).content(0))
+
+
+def relation(study: Study, key: str) -> dict[str, Any]:
+    return recipe_of(study, key).stages[0].loss["relation"]
+
+
+def test_table_3() -> None:
+    study = STUDIES.create("hrem", base=load_recipe("hrem-fusion-bert-f30k"), ablations=True)
+    hierarchical, instance = study.tables[1:]
+    assert [row.variant for row in hierarchical.rows] == [
+        *("without-fragments", "without-visual", "without-textual", "without-relations", "intra", "inter", HREM)
+    ]
+    assert hierarchical.marks == ("visual", "textual", "intra-modal", "inter-modal")
+    assert hierarchical.rows[3].marks == ("✓", "✓", "", "")
+    assert hierarchical.columns == ("i2t_r1", "i2t_r5", "t2i_r1", "t2i_r5")
+    assert [row.label for row in instance.rows] == [
+        *("w/o connection matrix A", "w/o relevance matrix S", "w/o consistency L_cross"),
+        *("w/o regularisation L_reg", "w/o neighbour batches", "HREM"),
+    ]
+    assert recipe_of(study, "without-fragments").matcher.arguments["text_relation"] is False
+    assert relation(study, "intra")["relations"] == "intra"
+    assert relation(study, "without-connection")["neighbours"] == 1
+    assert relation(study, "without-relevance")["relevance_weight"] == 0
+    assert relation(study, "without-consistency")["consistency"] is False
+    assert recipe_of(study, "without-neighbours").stages[0].batches.kind == "random"
+    for variant in study.variants:
+        OBJECTIVES.create("relation", embed_dim=8, **relation(study, variant.key) | {"sampling_dim": 8})
+
+
+def test_what_a_recipe_lacks_already_is_not_trained_again() -> None:
+    study = hrem_study(load_recipe("hrem-fusion-scenes", ["stages.online.batches.kind=random"]), ablations=True)
+    assert study.tables[2].rows[4].variant == HREM
+    assert "without-neighbours" not in [variant.key for variant in study.variants]
+
+
+def test_figure_6_changes_one_number_at_a_time() -> None:
+    base = load_recipe("hrem-standalone-f30k")
+    study = hrem_study(base, relevance_weight=[0.5, 1.5], top=[5, 10], neighbours=[0.3, 0.5])
+    assert [variant.key for variant in study.variants] == [HREM, "relevance_weight0.5", "top5", "neighbours0.3"]
+    assert [row.label for row in study.tables[1].rows] == ["λ = 0.5", "λ = 1.5"]
+    assert [[row.variant for row in table.rows][1] for table in study.tables[1:]] == [HREM] * 3, (
+        "the paper's own values"
+    )
+    assert relation(study, "top5") == base.stages[0].loss["relation"] | {"top": 5}
+    assert "Figure 6c" in study.tables[3].title
+
+
+def test_recipes_without_relations_are_refused() -> None:
+    with pytest.raises(RecipeError, match="one stage with the relation loss"):
+        hrem_study(load_recipe("vse-scenes"))
+
+
+@pytest.fixture
+def tiny_hrem(tiny_recipe: dict[str, Any]) -> Recipe:
+    tiny_recipe["matcher"] = {"name": "hrem", "embed_dim": 8, "word_dim": 6, "heads": 2}
+    loss = {"relation": {"matching": "cosine", "top": 4, "warmup_epochs": 1, "farthest": None}}
+    tiny_recipe["stages"][0] |= {"loss": loss, "epochs": 3, "log_every": 1}
+    return parse_recipe(tiny_recipe)
+
+
+def test_it_trains_with_special_samples_and_loss_curves(tiny_hrem: Recipe, tmp_path: Path) -> None:
+    study = hrem_study(tiny_hrem, neighbours=[0.3], hard_samples=True, curves=True)
+    assert [variant.key for variant in study.variants] == [HREM, "neighbours0.3", "without-relations"]
+    summary = run_study(study, tmp_path / "out", Settings(seeds=(0,), device="cpu", bootstrap=0, resamples=20))
+    special = summary["extras"]["special_samples"]["rows"]
+    assert [(row["samples"], row["percent"], row["label"]) for row in special[:3]] == [
+        ("hard", 5, "w/o relations among instances"),
+        ("hard", 5, "HREM"),
+        ("hard", 10, "w/o relations among instances"),
+    ]
+    assert all(0 <= row["i2t_r1"] <= 100 for row in special)
+    curves = summary["extras"]["loss_curves"]["rows"]
+    assert [row["epoch"] for row in curves] == [2, 3], "the first epoch is the warm-up"
+    log = (tmp_path / "out" / "runs" / "hrem-seed0" / "stages" / "online" / "log.jsonl").read_text(encoding="utf-8")
+    lines = [row for row in map(json.loads, log.splitlines()) if row["kind"] == "train" and row["epoch"] == 2]
+    mean = sum(row["relation.enhanced"] for row in lines) / len(lines)
+    assert curves[-1]["enhanced"] == pytest.approx(mean)
+    text = (tmp_path / "out" / "tables.md").read_text(encoding="utf-8")
+    assert "## Hard and infrequent samples (Table 4 of the paper)" in text
+    assert "| infrequent |" in text
+    trained = Trained({HREM: tmp_path / "out" / "runs" / "without-relations-seed0"}, {}, "cpu")
+    with pytest.raises(QuintetError, match="after the relations had started"):
+        loss_rows(trained, "online")
