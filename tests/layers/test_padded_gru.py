@@ -23,6 +23,20 @@ def test_without_packing_the_states_are_the_same(bidirectional: bool, lengths: l
     assert (states[torch.arange(7)[None] >= count[:, None]] == 0).all()
 
 
+def test_without_packing_the_gradients_are_the_same() -> None:
+    torch.manual_seed(0)
+    gru = nn.GRU(3, 4, batch_first=True, bidirectional=True).double().train()
+    inputs, count = torch.randn(3, 7, 3, dtype=torch.float64, requires_grad=True), torch.tensor([7, 1, 4])
+    found = []
+    for work in (gru_states, gru_final):
+        packed = torch.autograd.grad(work(gru, inputs, count).square().sum(), [inputs, *gru.parameters()])
+        with unpacked():
+            plain = torch.autograd.grad(work(gru, inputs, count).square().sum(), [inputs, *gru.parameters()])
+        found += zip(packed, plain, strict=True)
+    for one, other in found:
+        torch.testing.assert_close(one, other)
+
+
 def test_packing_is_back_after_an_error() -> None:
     from quintet.layers import padded_gru
 

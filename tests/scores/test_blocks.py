@@ -1,15 +1,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from quintet.codes import Codes
-from quintet.scores.blocks import _plan, score_all, score_rows
+from quintet.scores import cross_attention
+from quintet.scores.blocks import score_all, score_rows, score_whole
 from quintet.scores.cross_attention import scan_scores
-from quintet.scores.sides import Side
+from quintet.scores.engine import cosines_by
 
 Make = Callable[..., Codes]
 
@@ -87,9 +90,28 @@ def test_frozen_sides_need_no_gradient(make_codes: Make) -> None:
     torch.testing.assert_close(grad, again)
 
 
-def test_what_fits_is_one_block_where_blocks_cost_more_than_padding(make_codes: Make) -> None:
-    images, texts = Side.of(make_codes([4, 4, 3])), Side.of(make_codes([1, 9, 2, 8]))
-    products = 3 * 4 * 4 * 9
-    assert len(_plan(images, texts, products, whole_if_it_fits=True)) == 1
-    assert len(_plan(images, texts, products, whole_if_it_fits=False)) > 1
-    assert len(_plan(images, texts, products - 1, whole_if_it_fits=True)) > 1
+@pytest.mark.parametrize("direction", ["t2i", "i2t"])
+@pytest.mark.parametrize("paired", [False, True])
+def test_one_block_with_all_its_padding_gives_the_same(make_codes: Make, direction: str, paired: bool) -> None:
+    """What a GPU does with a batch that fits, so that nothing has to wait for the lengths."""
+    images, texts = make_codes([4, 2, 3, 1, 4], seed=3), make_codes([2, 5, 1, 5, 2], seed=4)
+    settings = {"direction": direction, "paired": paired, "relu_slope": 0.1}
+    found = []
+    for way in ("by length", "whole"):
+        for codes in (images, texts):
+            codes.fragments.requires_grad_().grad = None
+        if way == "whole":
+            block = partial(cross_attention._scan_block, **scan_block_arguments(direction, paired))
+            scores = score_whole(block, images, texts)
+        else:
+            scores = scan_scores(images, texts, **settings)
+        grads = torch.autograd.grad(scores.square().sum(), [images.fragments, texts.fragments])
+        found.append([scores, *(grad.nan_to_num(0) for grad in grads)])
+    for by_length, whole in zip(*found, strict=True):
+        torch.testing.assert_close(whole, by_length)
+
+
+def scan_block_arguments(direction: str, paired: bool) -> dict[str, Any]:
+    attend = cosines_by("torch", norm="clipped_l2norm", relu_slope=0.1, temperature=9.0)
+    rest = {"aggregation": "lse", "lambda_lse": 6.0, "precision": "float32"}
+    return {"attend": attend, "direction": direction, "paired": paired, **rest}

@@ -248,6 +248,14 @@ def test_features_in_memory_change_nothing(tiny_recipe: dict[str, Any], tmp_path
         train(parse_recipe(tiny_recipe, ["data.keep=device", "data.workers=1"]), tmp_path / "both", device="cpu")
 
 
+def test_validation_now_and_then(tiny_recipe: dict[str, Any], tmp_path: Path) -> None:
+    tiny_recipe["stages"][0] |= {"epochs": 5, "validate_every": 2}
+    summary = train(parse_recipe(tiny_recipe), tmp_path / "run", device="cpu")
+    looks = [row for row in read_jsonl(tmp_path / "run/stages/online/log.jsonl") if row["kind"] == "validation"]
+    assert [row["epoch"] for row in looks] == [2, 4, 5]
+    assert summary["online"]["epoch"] in (2, 4, 5)
+
+
 def test_nan_stops_training_before_it_reaches_a_checkpoint(tiny_recipe: dict[str, Any], tmp_path: Path) -> None:
     tiny_recipe["stages"][0] |= {"optimizer": {"name": "sgd", "lr": 1e38}, "clip": None, "epochs": 5}
     with pytest.raises(TrainingError, match="lower learning rate"):

@@ -15,8 +15,10 @@ from quintet.evaluation.ranks import ScoreBlock
 from quintet.models.matcher import Matcher
 
 # Matrix products of different shapes round differently, so a matcher is always asked for tiles of this one shape (the
-# last ones filled up): scores, and with them ranks, are then the same bits whatever the block size.
+# last ones filled up): scores, and with them ranks, are then the same bits whatever the block size. A GPU is asked for
+# more at once.
 TILE = (64, 256)
+GPU_TILE = (256, 1024)
 
 
 @dataclass(frozen=True)
@@ -41,14 +43,14 @@ def member_scores(members: Sequence[Member], device: torch.device | str | None =
     if len(sizes) > 1:
         raise QuintetError(f"the members of an ensemble must have coded the same images and texts, got {sorted(sizes)}")
     place = torch.device(device) if device is not None else members[0].image_codes.device
+    tile = GPU_TILE if place.type == "cuda" else TILE
 
     def score_block(images: slice, texts: slice) -> Tensor:
         total: Tensor | None = None
         with torch.no_grad(), full_precision(place):
             for member in members:
-                scores = score_in_tiles(
-                    member.matcher, member.image_codes[images].to(place), member.text_codes[texts].to(place)
-                )
+                codes = member.image_codes[images].to(place), member.text_codes[texts].to(place)
+                scores = score_in_tiles(member.matcher, *codes, tile)
                 total = scores if total is None else total.add_(scores)
         assert total is not None
         return total.div_(len(members)) if len(members) > 1 else total

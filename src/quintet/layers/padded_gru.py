@@ -1,4 +1,8 @@
-"""A GRU over sequences of different lengths, padded at the end: what stands at padding counts for nothing."""
+"""A GRU over sequences of different lengths, padded at the end: what stands at padding counts for nothing.
+
+On a CPU sequences are packed, so that padding costs nothing. To pack them torch wants their lengths on the CPU, and a
+GPU would have to be waited for in every step: there, padding is computed and left out of the result.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +29,7 @@ def unpacked() -> Iterator[None]:
 
 def gru_states(gru: nn.GRU, inputs: Tensor, lengths: Tensor) -> Tensor:
     """(n, L, in), (n,) -> (n, L, d or 2 d): the state at every place, zero at padding."""
-    if _UNPACKED.get():
+    if _UNPACKED.get() or inputs.is_cuda:
         return _unpacked(gru, inputs, lengths)[0]
     packed, _ = gru(_pack(inputs, lengths))
     states, _ = pad_packed_sequence(packed, batch_first=True, total_length=inputs.shape[1])
@@ -34,7 +38,7 @@ def gru_states(gru: nn.GRU, inputs: Tensor, lengths: Tensor) -> Tensor:
 
 def gru_final(gru: nn.GRU, inputs: Tensor, lengths: Tensor) -> Tensor:
     """(n, L, in), (n,) -> (directions, n, d): the state of each direction after its last real place."""
-    if _UNPACKED.get():
+    if _UNPACKED.get() or inputs.is_cuda:
         return _unpacked(gru, inputs, lengths)[1]
     _, final = gru(_pack(inputs, lengths))
     return final
@@ -67,7 +71,7 @@ def _one_way(gru: nn.GRU, inputs: Tensor, direction: str) -> Tensor:
     names = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
     weights = [getattr(gru, name + direction) for name in names]
     start = inputs.new_zeros((1, inputs.shape[0], gru.hidden_size))
-    return torch.gru(inputs, start, weights, True, 1, 0.0, False, False, True)[0]
+    return torch.gru(inputs, start, weights, True, 1, 0.0, gru.training, False, True)[0]
 
 
 def _reordered(sequences: Tensor, order: Tensor) -> Tensor:

@@ -46,13 +46,28 @@ def score_all(
     if not len(images) or not len(texts):
         return widen(images).new_zeros(len(images), len(texts))
     wants_grad = torch.is_grad_enabled() and (images.requires_grad or texts.requires_grad)
-    image_side, text_side = Side.of(image_codes), Side.of(text_codes)
     elements = _budget(images, budget, wants_grad) // (copies[wants_grad] * _bytes(images))
-    blocks = _plan(image_side, text_side, elements, whole_if_it_fits=images.is_cuda)
+    if images.is_cuda and math.prod(images.shape[:2]) * math.prod(texts.shape[:2]) <= elements:
+        return score_whole(block_score, image_codes, text_codes)
+    image_side, text_side = Side.of(image_codes), Side.of(text_codes)
+    blocks = _plan(image_side, text_side, elements)
     with torch.autocast(images.device.type, enabled=False):
         if not wants_grad or len(blocks) == 1:
             return _all_blocks(image_side, text_side, blocks, block_score)
         return _Recomputed.apply(images, texts, image_side, text_side, blocks, block_score)
+
+
+def score_whole(block_score: BlockScore, image_codes: Codes, text_codes: Codes) -> Tensor:
+    """All of it as one block, padding included, without a look at the lengths.
+
+    For a GPU, where the look would wait for all that was asked of it before, and padding costs less than that.
+    """
+    sides = []
+    for codes in (image_codes, text_codes):
+        fragments = fragments_of(codes)
+        sides += [fragments if codes.mask is None else fragments.masked_fill(~codes.mask[..., None], 0.0), codes.mask]
+    with torch.autocast(sides[0].device.type, enabled=False):
+        return block_score(*sides)
 
 
 def score_rows(
@@ -70,19 +85,26 @@ def score_rows(
     if not len(images):
         return widen(images).new_zeros(0)
     wants_grad = torch.is_grad_enabled() and (images.requires_grad or texts.requires_grad)
+    if images.is_cuda and _rows_at_once(images, texts.shape[1], copies, budget, wants_grad) >= len(images):
+        return score_whole(block_score, image_codes, text_codes)
     text_side = Side.of(text_codes)
     same_order = torch.arange(len(texts)) if text_side.order is None else text_side.order.cpu()
     image_side = Side.of(image_codes, order=same_order)
-    longest = (image_side.longest, text_side.longest)
-    # Here the gathered fragments weigh as much as the products do.
-    each = copies[wants_grad] * longest[0] * longest[1] + 2 * images.shape[2] * sum(longest)
-    most = _budget(images, budget, wants_grad) // (each * _bytes(images))
+    most = _rows_at_once(images, text_side.longest, copies, budget, wants_grad)
     with torch.autocast(images.device.type, enabled=False):
         parts = [
             block_score(*image_side.take(image_side.group(group.start, group.stop)), *text_side.take(group))
             for group in text_side.groups(most)
         ]
     return text_side.restore(torch.cat(parts), dim=0)  # (n,)
+
+
+def _rows_at_once(images: Tensor, words: int, copies: tuple[int, int], budget: int | None, wants_grad: bool) -> int:
+    """How many pairs of pictures and sentences of so many words fit the budget."""
+    regions, channels = images.shape[1:]
+    # Here the gathered fragments weigh as much as the products do.
+    each = copies[wants_grad] * regions * words + 2 * channels * (regions + words)
+    return _budget(images, budget, wants_grad) // (each * _bytes(images))
 
 
 def _budget(fragments: Tensor, budget: int | None, wants_grad: bool) -> int:
@@ -97,15 +119,11 @@ def _bytes(fragments: Tensor) -> int:
     return max(4, fragments.element_size())  # products of half precision are float32
 
 
-def _plan(image_side: Side, text_side: Side, elements: int, whole_if_it_fits: bool) -> Blocks:
+def _plan(image_side: Side, text_side: Side, elements: int) -> Blocks:
     """Blocks with at most `elements` products; texts change slowest.
 
     Wider in texts than in images: Gram matrices are made for every block, and those of pictures are the larger ones.
-    On a GPU a little padding costs less than a second block: there, what fits is one block.
     """
-    whole = image_side.group(0, len(image_side)), text_side.group(0, len(text_side))
-    if whole_if_it_fits and math.prod(len(group) * group.length for group in whole) <= elements:
-        return [whole]
     pairs = max(1, elements // (image_side.longest * text_side.longest))
     text_groups = text_side.groups(max(min(math.isqrt(_ASPECT * pairs), pairs), pairs // len(image_side)))
     blocks = []

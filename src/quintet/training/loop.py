@@ -103,6 +103,7 @@ class StageTrainer:
         self.position = Position()
         self._pending: list[tuple[int, dict[str, Term], Tensor]] = []
         self._norms: list[tuple[int, Tensor]] = []
+        self._seconds = 0.0
         self._clustered: tuple[int, np.ndarray] | None = None  # the epoch, and the cluster of every training picture
         if stage.compile:
             for verb in ("encode_images", "encode_texts"):
@@ -193,7 +194,9 @@ class StageTrainer:
         seconds = time.monotonic() - began
         self._log(log)  # what the last steps of the epoch left
         at.epoch, at.batch = at.epoch + 1, 0
-        self._select(log, seconds)
+        self._seconds += seconds
+        if at.epoch % self.stage.validate_every == 0 or at.epoch == self.stage.epochs:
+            self._select(log)
         self._save()
 
     def _load(self, plan: list[np.ndarray]) -> Iterator[PairBatch]:
@@ -294,7 +297,7 @@ class StageTrainer:
         self._pending.clear()
         self._norms.clear()
 
-    def _select(self, log: Log | None, seconds: float) -> None:
+    def _select(self, log: Log | None) -> None:
         """Measure the validation split; keep the weights when they are the best so far."""
         at = self.position
         self.module.eval()
@@ -308,8 +311,10 @@ class StageTrainer:
                 save_tensors(self.folder / "selected.safetensors", self.matcher.state_dict(), facts)
             save_objective(self.folder, self.objective)
         if log is not None:
-            log.write("validation", at.step, epoch=at.epoch, selected=better, seconds=round(seconds, 3), **metrics)
+            spent = round(self._seconds, 3)  # of training, since the last such line
+            log.write("validation", at.step, epoch=at.epoch, selected=better, seconds=spent, **metrics)
             self.display.epoch(at.epoch, metrics, better)
+        self._seconds = 0.0
 
     def _save(self) -> None:
         self._flush()

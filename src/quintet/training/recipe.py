@@ -194,6 +194,9 @@ class StageRecipe(_Strict):
     precision: Literal["float32", "bfloat16"] = "float32"
     compile: bool = Field(False, description="torch.compile the two encoders")
     select: str = Field("rsum", description="the validation metric whose best epoch is kept")
+    validate_every: int = Field(
+        1, ge=1, description="epochs between two looks at the validation split; the last has one"
+    )
     select_after: int = Field(0, ge=0, description="epochs that are not selected: a loss that is still warming up, say")
     checkpoint_every: int = Field(200, ge=1, description="optimizer steps between two checkpoints")
     log_every: int = Field(20, ge=1, description="optimizer steps between two log lines")
