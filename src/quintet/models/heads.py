@@ -44,7 +44,7 @@ class Head(nn.Module):
 
 
 class Heads(nn.Module):
-    """Grid cells averaged, beside their largest values; words averaged; a head each; the score is the cosine."""
+    """Grid cells averaged, words averaged, a head each; the score is the cosine."""
 
     image_input: Literal["fragments", "pixels"] = "fragments"
 
@@ -62,9 +62,7 @@ class Heads(nn.Module):
     def encode_images(self, images: ImageBatch) -> Codes:
         if images.fragments is None:
             raise ValueError("this matcher takes features, not pixels; make features first")
-        real = images.real()
-        largest = images.fragments.masked_fill(~real[..., None], -torch.inf).amax(dim=1)  # (n, c)
-        pooled = torch.cat([masked_mean(images.fragments, real), largest], dim=1)  # (n, 2 c)
+        pooled = masked_mean(images.fragments, images.real())  # (n, c)
         return Codes(embedding=l2norm(self.image_head(pooled), eps=0))
 
     def encode_texts(self, texts: TextBatch) -> Codes:
@@ -101,5 +99,5 @@ def build_heads(
     else:
         settings: dict[str, Any] = {"config": text_config, "pretrained": text_pretrained, "trainable": False}
         encoder = pretrained_text("heads", text, repr(MINILM), vocabulary_size, **settings)
-    image_head = Head(2 * image_dim, hidden, embed_dim, dropout)
+    image_head = Head(image_dim, hidden, embed_dim, dropout)
     return Heads(image_head, Head(encoder.dim, hidden, embed_dim, dropout), encoder, embed_dim)

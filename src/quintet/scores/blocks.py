@@ -62,12 +62,13 @@ def score_whole(block_score: BlockScore, image_codes: Codes, text_codes: Codes) 
 
     For a GPU, where the look would wait for all that was asked of it before, and padding costs less than that.
     """
-    sides = []
-    for codes in (image_codes, text_codes):
-        fragments = fragments_of(codes)
-        sides += [fragments if codes.mask is None else fragments.masked_fill(~codes.mask[..., None], 0.0), codes.mask]
-    with torch.autocast(sides[0].device.type, enabled=False):
-        return block_score(*sides)
+    with torch.autocast(image_codes.device.type, enabled=False):
+        return block_score(_zero_padded(image_codes), image_codes.mask, _zero_padded(text_codes), text_codes.mask)
+
+
+def _zero_padded(codes: Codes) -> Tensor:
+    fragments = fragments_of(codes)
+    return fragments if codes.mask is None else fragments.masked_fill(~codes.mask[..., None], 0.0)
 
 
 def score_rows(

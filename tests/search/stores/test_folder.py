@@ -7,8 +7,10 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -49,6 +51,7 @@ def made(address: str, n: int = 20) -> Store:
 KILLED = """
 import os, signal, sys
 from pathlib import Path
+from typing import Any
 import numpy as np
 from quintet.search.stores import open_store
 
@@ -242,3 +245,31 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match="cannot make the folder"):
         open_store(file_address("exact", tmp_path / "file" / "store"), 3, create=True)
+
+
+def test_a_long_flush_does_not_keep_readers_waiting(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = made(address)
+    assert isinstance(store, FolderStore)
+    store.add(["new"], vectors(1), [{}])
+    prepare, found = store._maker.prepare, []
+
+    def slow(*arguments: Any, **more: Any) -> dict[str, Any]:
+        reader = threading.Thread(target=lambda: found.append(len(store.search(vectors(1), 30)[0])))
+        reader.start()
+        reader.join(10)  # the flush goes on only when the reader has its answer
+        return prepare(*arguments, **more)
+
+    monkeypatch.setattr(store._maker, "prepare", slow)
+    store.flush()
+    assert found == [21]
+    store.close()
+
+
+def test_many_small_additions_are_as_one(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quintet.search.stores.folder.PENDING", 7)
+    store = open_store(address, DIM, create=True)
+    for row, vector in enumerate(vectors(20)):
+        store.add([f"p{row:03}"], vector[None], [{"row": row}])
+    store.close()
+    again = open_store(address)
+    assert again.metadata(again.ids()) == [{"row": row} for row in range(20)]

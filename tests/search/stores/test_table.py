@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quintet.search.stores.table import Placed, Table
@@ -36,6 +36,7 @@ def same(table: Table, twin: dict[str, tuple[int, dict[str, Scalar]]]) -> None:
 
 
 @given(steps)
+@settings(max_examples=50, deadline=None)
 def test_a_table_is_a_dictionary_that_is_saved_and_loaded(
     tmp_path_factory: object, changes: list[tuple[set[str], dict[str, dict[str, Scalar]]]]
 ) -> None:
@@ -49,5 +50,5 @@ def test_a_table_is_a_dictionary_that_is_saved_and_loaded(
         }
         row += len(added)
         same(table, twin)
-        table.save(path)
-        same(Table.load(path), twin)
+    table.save(path)
+    same(Table.load(path), twin)

@@ -11,6 +11,7 @@ import numpy as np
 from quintet.files import complete_or_absent
 from quintet.search.errors import StoreError
 from quintet.search.stores.extras import required
+from quintet.search.stores.patience import first_line
 from quintet.search.stores.vectors import Vectors
 
 Kind = Literal["flat", "hnsw", "ivf"]
@@ -63,7 +64,7 @@ def write_index(index: Any, path: Path) -> None:
         try:
             faiss.write_index(index, str(temporary))
         except RuntimeError as error:  # FAISS says so when the disk is full
-            raise StoreError(f"could not write {path}: {_first_line(error)}") from None
+            raise StoreError(f"could not write {path}: {first_line(error)}") from None
 
 
 def read_index(path: Path, *, mapped: bool) -> Any:
@@ -74,7 +75,7 @@ def read_index(path: Path, *, mapped: bool) -> Any:
     try:
         return faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC if mapped else 0)
     except RuntimeError as error:
-        raise StoreError(f"{path} is damaged ({_first_line(error)}); make the store again") from None
+        raise StoreError(f"{path} is damaged ({first_line(error)}); make the store again") from None
 
 
 def search_parameters(index: Any, m: int, share: float, selector: Any) -> Any:
@@ -84,7 +85,3 @@ def search_parameters(index: Any, m: int, share: float, selector: Any) -> Any:
         return faiss.SearchParametersHNSW(sel=selector, efSearch=int(max(SEARCH_WIDTH, 2 * m) / share))
     probes = max(PROBES, index.nlist // PROBES)
     return faiss.SearchParametersIVF(sel=selector, nprobe=min(index.nlist, int(probes / share)))
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0][:200]

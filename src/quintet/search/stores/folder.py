@@ -31,6 +31,7 @@ from quintet.search.stores.where import Scalar, Where
 FORMAT, VERSION = "quintet-store", 1
 MANIFEST = "store.json"
 DEAD = 0.5  # above this share of dead rows the vectors are written anew
+PENDING = 100_000  # new items that are kept as they came, before they go into the table, which is smaller
 COPY = 16_384  # rows at a time
 
 
@@ -99,6 +100,8 @@ class FolderStore:
             self._added |= {id_: Placed(row + n, item) for n, (id_, item) in enumerate(zip(ids, items, strict=True))}
             if len(vectors):
                 self._norm = max(self._norm, float(np.linalg.norm(vectors.astype(np.float64), axis=1).max()))
+            if len(self._added) >= PENDING:
+                self._now()
 
     def delete(self, ids: Iterable[str]) -> int:
         with self._mutex:
@@ -187,8 +190,10 @@ class FolderStore:
 
     def _now(self) -> Snapshot:
         """The state with everything that was added and deleted up to here."""
+        self._open_or_raise()
+        if not (self._added or self._removed):  # without the mutex: readers go on while a flush takes its time
+            return self._snapshot
         with self._mutex:
-            self._open_or_raise()
             if self._writer is not None and (self._added or self._removed):
                 table = self._snapshot.table.merged(self._removed, self._added)
                 vectors = Vectors(self._writer.path, self._writer.rows, self.dim)

@@ -37,14 +37,14 @@ class Patience:
                 return action(deadline - time.monotonic())
             except errors as error:
                 if not passing(error):
-                    raise StoreError(f"the store at {self.address} refused: {_first_line(error)}") from error
+                    raise StoreError(f"the store at {self.address} refused: {first_line(error)}") from error
                 pause, last = FIRST_PAUSE * 2**attempt, error
             if attempt + 1 == ATTEMPTS or time.monotonic() + pause >= deadline:
                 break
             time.sleep(pause)
         raise StoreUnavailable(
             f"the store at {self.address} did not answer ({attempt + 1} attempts in {time.monotonic() - began:.1f} s): "
-            f"{_first_line(last)}; is the server running, and is the address right?"
+            f"{first_line(last)}; is the server running, and is the address right?"
         ) from last
 
 
@@ -58,6 +58,6 @@ def checked_timeout(value: float | str) -> float:
     return seconds
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     lines = str(error).strip().splitlines()
     return lines[0][:300] if lines else type(error).__name__

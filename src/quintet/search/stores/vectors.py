@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import mmap
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -78,16 +80,12 @@ class VectorWriter:
         self._file.close()
 
 
-class _told:  # noqa: N801  # reads as a sentence
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
     """Errors of the system, for people."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, OSError):
-            raise StoreError(
-                f"could not write {self.path}: {error.strerror or error}; what was flushed before is unchanged"
-            ) from error
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(
+            f"could not write {path}: {error.strerror or error}; what was flushed before is unchanged"
+        ) from error
