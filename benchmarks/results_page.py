@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 
 import flickr8k_grid
+from plain_table import table
 from quintet.files import write_text
 from results_claims import CLAIMS, Claim
 from results_compare import Comparison, Result, Results, compare, interval_text, over_queries, read_results
-from tables import table
 
 RESULTS = Path(__file__).parent / "results" / "flickr8k"
 PAGE = Path(__file__).parent.parent / "docs" / "results.md"

@@ -1,16 +1,18 @@
-"""Searching the FAISS store against bare FAISS on the same index: latency of single queries, memory, recall.
+"""Searching an index kept in FAISS against bare FAISS on the same index: latency of single queries, memory, recall.
 
     python benchmarks/search.py --sizes 10000 100000 1000000 --out benchmarks/results/search.json
 
 Every size is built in one process and searched in another, which serves as a server would; its resident memory is read
 after its own queries, before bare FAISS is brought in. Queries to the one and the other take turns. Vectors are unit
-vectors around random centres. The file is written after every size.
+vectors around random centres. At last the whole way is timed, from a sentence to the items of the index, with an
+untrained VSE++, and its encoding of the sentence alone. The file is written after every size.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import random
 import resource
 import tempfile
 import time
@@ -21,13 +23,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
+from quintet.data.vocabulary import WordVocabulary
 from quintet.evaluation.result import provenance
 from quintet.files import read_json, write_json
+from quintet.models import create_model
+from quintet.search.items import Entry, Item, Place, write_items
+from quintet.search.manifest import Manifest, describe_run, keep_run
+from quintet.search.searcher import Searcher
 from quintet.search.stores import file_address, open_store, parse_where
+from quintet.training.run import open_run, write_run
 
 BLOCK = 10_000
 CENTRES, SPREAD = 2000, 0.9
+WORDS = [f"word{number}" for number in range(5000)]
+SENTENCE = 12  # words
+STORE = Path("generation-1") / "store-image"  # below the index
 RATIO, GIBIBYTES = 1.3, 3.0  # what is asked: times bare FAISS, and for a million of 512 numbers
 
 
@@ -49,20 +61,62 @@ def make_metadata(number: int) -> dict[str, str | int | float | bool]:
     }
 
 
-def build(folder: Path, size: int, dim: int, kind: str | None, seed: int) -> dict[str, Any]:
+def item_id(number: int) -> str:
+    return f"{number:032x}"
+
+
+def build(index: Path, size: int, dim: int, kind: str | None, seed: int) -> dict[str, Any]:
+    folder = index / STORE
     options = {"kind": kind} if kind else {}
     store, began = open_store(file_address("faiss", folder), dim, create=True, **options), time.perf_counter()
     for block, start in enumerate(range(0, size, BLOCK)):
         numbers = range(start, min(start + BLOCK, size))
         vectors = make_vectors(len(numbers), dim, seed, block)
-        store.add([f"{number:032x}" for number in numbers], vectors, [make_metadata(number) for number in numbers])
+        store.add(list(map(item_id, numbers)), vectors, list(map(make_metadata, numbers)))
     store.close()
-    return {
+    made = {
         "kind": read_json(folder / "store.json")["engine"].get("kind", "flat"),
         "build_seconds": round(time.perf_counter() - began, 1),
         "build_peak_gib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2),
         "disk_gib": round(sum(path.stat().st_size for path in folder.iterdir()) / 2**30, 2),
     }
+    make_index_around(index, size, dim, made["kind"])
+    return made
+
+
+def make_index_around(index: Path, size: int, dim: int, kind: str) -> None:
+    """What a search needs besides the store: the items, and a matcher that reads sentences."""
+    entries = (
+        Entry(Item(item_id(n), "image", f"{n}.jpg", 0, metadata=make_metadata(n)), Place(0, n), item_id(n), "")
+        for n in range(size)
+    )
+    write_items(index / "generation-1" / "items.sqlite", entries)
+    words = WordVocabulary.build(WORDS, min_count=1)
+    sizes: dict[str, Any] = {"vocabulary_size": len(words), "embed_dim": dim, "tower": "small-cnn"}
+    torch.manual_seed(0)
+    write_run(
+        index / "run",
+        name="untrained",
+        model={"name": "vse++", "arguments": sizes},
+        state_dict=create_model("vse++", **sizes).state_dict(),
+        tokenizer=words,
+        image_input={"kind": "pixels"},
+    )
+    run = open_run(index / "run")
+    keep_run(index, run, index / "run")
+    Manifest(
+        generation=1,
+        encoder="",
+        precision="float32",
+        runs=(describe_run(run),),
+        first=(0,),
+        rerank=(),
+        dim=dim,
+        store=f"faiss?kind={kind}",
+        segments={"image": (), "text": ()},
+        counts={"image": size, "text": 0},
+        roots=(),
+    ).write(index)
 
 
 def resident_gib() -> float:
@@ -72,7 +126,7 @@ def resident_gib() -> float:
     raise RuntimeError("this system does not tell the resident set")
 
 
-def milliseconds(action: Callable[[np.ndarray], object], query: np.ndarray) -> float:
+def milliseconds(action: Callable[[Any], object], query: Any) -> float:
     began = time.perf_counter()
     action(query)
     return 1000 * (time.perf_counter() - began)
@@ -98,7 +152,22 @@ def bare_faiss(folder: Path, dim: int, k: int) -> Callable[[np.ndarray], np.ndar
     return lambda query: index.search(query, k, params=parameters)[1]
 
 
-def measure(folder: Path, dim: int, queries: int, k: int, seed: int) -> dict[str, Any]:
+def end_to_end(index: Path, queries: int, k: int) -> dict[str, Any]:
+    """From a sentence to the items found, and the encoding of the sentence alone."""
+    chance = random.Random(0)
+    sentences = [" ".join(chance.choices(WORDS, k=SENTENCE)) for _ in range(queries)]
+    with Searcher.open(index, device="cpu") as searcher:
+        for sentence in sentences[:20]:
+            searcher.search_text([sentence], k=k)
+        whole = [milliseconds(lambda text: searcher.search_text([text], k=k), sentence) for sentence in sentences]
+        encoding = [
+            milliseconds(lambda text: searcher.encoder.encode_texts([text]), sentence) for sentence in sentences
+        ]
+    return {"end_to_end": percentiles(whole), "encode_sentence": percentiles(encoding)}
+
+
+def measure(index: Path, dim: int, queries: int, k: int, seed: int) -> dict[str, Any]:
+    folder = index / STORE
     began = time.perf_counter()
     store = open_store(file_address("faiss", folder))
     opened = time.perf_counter() - began
@@ -123,6 +192,7 @@ def measure(folder: Path, dim: int, queries: int, k: int, seed: int) -> dict[str
         "ratio_p99": round(float(np.percentile(ours, 99) / np.percentile(theirs, 99)), 3),
         "recall": round(float(recall), 4),
         "resident_gib": resident,
+        **end_to_end(index, queries, k),
     }
 
 

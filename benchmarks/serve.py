@@ -186,7 +186,13 @@ def main() -> None:
     for row in rows:
         print(json.dumps(row))
     write_json(
-        options.out, {"rows": rows, "index": "scenes" if options.index is None else str(options.index), **provenance()}
+        options.out,
+        {
+            "benchmark": "serve",
+            "index": f"{options.scenes} scenes" if options.index is None else options.index.name,
+            "rows": rows,
+            "provenance": provenance(),
+        },
     )
 
 

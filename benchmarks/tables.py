@@ -6,10 +6,11 @@ python benchmarks/tables.py
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import search_tables
+from plain_table import table
 from quintet.files import read_json, write_text
 
 RESULTS = Path(__file__).parent / "results"
@@ -19,11 +20,6 @@ HEAD = """# Benchmarks
 Written by `benchmarks/tables.py` from the files under `benchmarks/results/`, each of which holds its command, seed,
 device and versions. Everything compared was measured in one run.
 """
-
-
-def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-    return "\n".join(lines + ["| " + " | ".join(str(cell) for cell in row) + " |" for row in rows])
 
 
 def cross_attention(name: str, found: dict[str, Any]) -> str:
@@ -190,6 +186,11 @@ def main() -> None:
     for title, part, names in (
         ("MMCA's joint scores", mmca, ("mmca_h200.json", "mmca_cpu.json")),
         ("Inference of every matcher", accuracy_speed, ("accuracy_speed_h200.json", "accuracy_speed_cpu.json")),
+        ("Indexing pictures", search_tables.encoding, ("encoding_cuda.json", "encoding_cpu.json")),
+        ("Searching", search_tables.latency, ("search.json",)),
+        ("Many clients at once", search_tables.load, ("serve.json",)),
+        ("Re-ranking: what it costs", search_tables.rerank_latency, ("rerank_latency.json",)),
+        ("Re-ranking: what it gains", search_tables.rerank_quality, ("rerank_quality.json",)),
     ):
         pages = [part(name, found) + "\n" for name in names if (found := read(name))]
         parts += [f"## {title}\n", *pages] if pages else []

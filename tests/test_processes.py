@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
+import json
 import os
 import socket
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
@@ -77,6 +80,32 @@ def test_two_processes_make_the_gradient_of_the_whole_batch(tmp_path: Path) -> N
             torch.testing.assert_close(gradient, parameter.grad, atol=1e-5, rtol=1e-4)
         torch.testing.assert_close(got["running"], model[1].running_var)
         assert got["mask"].tolist() == [[True, False]] * 2 + [[True, True]] * 3
+
+
+def join_and_leave(rank: int, port: int, folder: str) -> None:
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": "2"}
+    with processes.joined(torch.device("cpu")):
+        importlib.import_module("torch.distributed.nn.functional")  # as torch does when a step first needs it
+        processes.barrier()
+        during = thread_names()
+    (Path(folder) / f"{rank}.json").write_text(json.dumps([during, thread_names()]))
+
+
+def thread_names() -> list[str]:
+    return [task.joinpath("comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads are counted as Linux shows them")
+def test_no_thread_of_the_group_outlives_it(tmp_path: Path) -> None:
+    """One that does may abort the process as it exits, after all work is done."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    mp.start_processes(join_and_leave, args=(port, str(tmp_path)), nprocs=2, start_method="spawn")
+    for rank in (0, 1):
+        during, after = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert any("gloo" in name for name in during)
+        assert not [name for name in after if "gloo" in name]
 
 
 def test_one_process_is_the_identity() -> None:

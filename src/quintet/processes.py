@@ -6,6 +6,7 @@ returns the loss of *its* anchors; the loss of the batch is the sum over process
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -186,6 +187,9 @@ def joined(device: torch.device) -> Iterator[None]:
     if alone or (dist.is_available() and dist.is_initialized()):
         yield
         return
+    # Its functions take the group of the moment of import as a default. Imported later, by torch on its own account,
+    # they would keep the group alive beyond its end, and its threads would now and then abort the exiting process.
+    importlib.import_module("torch.distributed.nn.functional")
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:
         yield

@@ -133,7 +133,7 @@ def test_a_page_is_opened(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (("dog " * 25_000,), "a sentence is enough"),
         (("a dog", "--where", "width >< 3"), "filter"),
         (("--image", __file__), "not a picture"),
-        (("--image", "nowhere.png"), "does not exist"),
+        (("--image", "nowhere.png"), "there is no picture nowhere.png"),
         (("--image", "PICTURE", "--rerank", 2), "--rerank compares"),
         (("--image", "PICTURE", "--explain"), "--explain is about"),
     ],
@@ -142,6 +142,12 @@ def test_what_cannot_be_searched_for_is_told(place: Path, arguments: tuple[Any, 
     given = [place / "pictures" / "red.png" if each == "PICTURE" else each for each in arguments]
     with pytest.raises(QuintetError, match=message):
         call("search", place / "index", *given)
+
+
+def test_an_index_without_sentences_says_how_to_get_some(place: Path, tmp_path: Path) -> None:
+    call("index", place / "vse++", place / "pictures", "-o", tmp_path / "index")
+    with pytest.raises(QuintetError, match=r"holds no sentences.*--texts"):
+        call("search", tmp_path / "index", "a red dog", "--find", "sentences")
 
 
 def test_a_picture_bomb_is_refused(place: Path, tmp_path: Path) -> None:
@@ -159,9 +165,12 @@ def test_a_picture_that_is_gone_is_still_a_result(place: Path, tmp_path: Path) -
     assert (tmp_path / "sheet.html").read_text().count("<li>") == 4
 
 
-def test_towers_are_exported(place: Path, tmp_path: Path) -> None:
+def test_towers_are_exported(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("onnxruntime")
-    result = runner.invoke(app, ["export", str(place / "vse++"), "--onnx", str(tmp_path)])
-    assert result.exit_code == 0, result.output
-    assert "differs from torch by at most" in result.output.replace("\n", " ")
-    assert (tmp_path / "texts.onnx").is_file()
+    monkeypatch.chdir(tmp_path)
+    for options, folder in ((["-o", "towers"], "towers"), ([], "vse++-onnx")):
+        result = runner.invoke(app, ["export", str(place / "vse++"), "--onnx", *options])
+        assert result.exit_code == 0, result.output
+        assert "differs from torch by at most" in result.output.replace("\n", " ")
+        assert (tmp_path / folder / "texts.onnx").is_file()
+    assert "--onnx" in str(runner.invoke(app, ["export", str(place / "vse++")]).exception)

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from quintet.data.batches import ImageBatch
 from quintet.data.corpus import Corpus, Image
-from quintet.data.features import FeatureStore
+from quintet.data.features import FeatureStore, Part, write_manifest
 from quintet.data.loading import FeatureImages, Sentences, load_pairs
+from quintet.data.resident import ResidentFeatures
 from quintet.data.size_augment import ChangedWords, FewerRegions, select_regions
 from quintet.data.vocabulary import END, PAD, START, UNKNOWN, WordVocabulary
 from quintet.data.wordpiece import WordPiece
@@ -84,6 +85,65 @@ def test_measuring_sees_all_regions() -> None:
 def test_gaps_are_closed() -> None:
     batch = ImageBatch(fragments=torch.tensor([[[1.0], [2.0], [3.0]]]))
     assert kept_regions(select_regions(batch, torch.tensor([[True, False, True]]))) == [[1, 3]]
+
+
+def same_batch(found: ImageBatch, expected: ImageBatch) -> bool:
+    return all(torch.equal(getattr(found, name), getattr(expected, name)) for name in ("fragments", "mask", "boxes"))
+
+
+def test_features_in_device_memory_lose_the_same_regions(tmp_path: Path) -> None:
+    """Draws belong to the pair, wherever its features wait; batch after batch, and whatever was asked for before."""
+    rng = np.random.default_rng(0)
+    np.save(tmp_path / "features.npy", rng.normal(size=(6, 9, 4)).astype(np.float16))
+    np.save(tmp_path / "boxes.npy", rng.random(size=(6, 9, 4)).astype(np.float32))
+    np.save(tmp_path / "lengths.npy", np.array([9, 3, 1, 9, 6, 2]))
+    images, rows = pictures(6), np.stack([np.zeros(6, np.int64), np.arange(6)], axis=1)
+    part = Part("features.npy", "boxes.npy", "lengths.npy")
+    write_manifest(tmp_path, [image.id for image in images], rows, [part], fragments=9, dim=4, tower={})
+    store = FeatureStore(tmp_path)
+    resident = ResidentFeatures(store, store.ids, torch.device("cpu"))
+    from_disk, from_memory = (FewerRegions(source, 0.4) for source in (FeatureImages(store), resident))
+    for epoch in range(3):
+        seeds = [(epoch, row) for row in range(6)]
+        expected = from_disk.batch(images, seeds)
+        assert same_batch(from_memory.batch(images, seeds), expected)
+        assert same_batch(from_memory.batch(images, seeds), expected), "asked again"
+    assert same_batch(resident.batch(images), store.batch(store.ids)), "what is kept in memory is whole"
+
+
+def test_what_is_selected_stays_on_the_device_of_the_features() -> None:
+    """The meta device has shapes and no values: reading any of them, or mixing devices, is an error there."""
+
+    class Elsewhere:
+        def batch(self, images: Any, seeds: Any = None) -> ImageBatch:
+            shape = (len(images), 9)
+            return ImageBatch(
+                fragments=torch.empty(*shape, 5, device="meta"), boxes=torch.empty(*shape, 4, device="meta")
+            )
+
+    seeds = [(0, row) for row in range(3)]
+    found = FewerRegions(Elsewhere(), 0.5).batch(pictures(3), seeds)
+    expected = FewerRegions(Numbered([9] * 3), 0.5).batch(pictures(3), seeds)
+    assert found.fragments is not None
+    assert expected.fragments is not None
+    assert found.fragments.shape[:2] == expected.fragments.shape[:2]
+    assert {part.device.type for part in (found.fragments, found.mask, found.boxes) if part is not None} == {"meta"}
+
+
+@pytest.mark.gpu
+def test_a_gpu_loses_the_same_regions() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+
+    class OnGpu(Numbered):
+        def batch(self, images: Any, seeds: Any = None) -> ImageBatch:
+            return super().batch(images, seeds).to("cuda")
+
+    seeds, lengths = [(0, row) for row in range(4)], [9, 1, 5, 9]
+    found, expected = (FewerRegions(make(lengths), 0.5).batch(pictures(4), seeds) for make in (OnGpu, Numbered))
+    assert found.fragments is not None
+    assert found.fragments.is_cuda
+    assert same_batch(found.to("cpu"), expected)
 
 
 def changes(probability: float, tokenizer: Any = VOCABULARY) -> ChangedWords:

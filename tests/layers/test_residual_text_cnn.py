@@ -64,6 +64,7 @@ def test_the_papers_layout_has_resnet_50s_widths() -> None:
     assert outputs == [256] * 3 + [512] * 4 + [1024] * 6 + [2048] * 3
     assert [block.conv2.weight.shape[0] * 4 for block in cnn.blocks] == outputs, "bottlenecks throughout"
     assert sizes(cnn) == 20_794_512
+    assert sizes(ResidualTextCNN(F30K, layout="resnet152")) == 41_208_976
 
 
 def convolved(x: Tensor, weight: Tensor, stride: int, before: int = 0) -> Tensor:

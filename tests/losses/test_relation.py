@@ -114,6 +114,8 @@ def test_a_batch_of_one_picture_alone_costs_nothing_and_is_counted() -> None:
     terms = objective()(step)
     for name in ("initial", "enhanced", "enhanced_images", "enhanced_texts"):
         assert not terms[name].values.any()
+    assert terms["without_candidates"].values.tolist() == [8.0] * TOTAL, "four losses, two directions each"
+    terms = objective(warmup_steps=1)(step)
     assert terms["without_candidates"].values.tolist() == [2.0] * TOTAL
 
 
@@ -161,6 +163,23 @@ def test_gradients_reach_what_they_should(mechanism: str, detach: bool) -> None:
         assert parameter.grad.isfinite().all(), name
 
 
+@pytest.mark.parametrize("mechanism", ["fusion", "standalone"])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_relevance_learns_through_the_attention_it_biases(mechanism: str, device: str) -> None:
+    """Without the regularisation this is its only way; fused attention may have no gradient for a bias."""
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    model, module = matcher().to(device), objective(mechanism=mechanism, regularisation=0, margin=2.0).to(device)
+    terms = module(Step(model, batch().to(device), Progress()))
+    terms["enhanced"].values.sum().backward()
+    assert module.graph is not None
+    for name, parameter in module.graph.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+    for mlp in (module.graph.image_to_text, module.graph.text_to_image):
+        assert mlp[0].weight.grad.any()
+
+
 def test_the_same_seed_gives_the_same_loss_and_another_does_not() -> None:
     model, module = matcher(), objective(nearest=0.1)
     torch.manual_seed(5)
@@ -180,6 +199,14 @@ def test_ablations() -> None:
         "enhanced",
         "without_candidates",
     }
+    bare = objective(consistency=False, warmup_steps=1)
+    assert terms_of(bare)["initial"].weight == 1, "all there is before relations start"
+    assert {name: term.weight for name, term in terms_of(bare, Progress(0, 1)).items()} == {
+        "initial": 0.0,
+        "enhanced": 1.0,
+        "regularisation": 1.0,
+        "without_candidates": 0.0,
+    }, "what Eq. 14 has in brackets is left out"
     for relations in ("inter", "intra"):
         assert terms_of(objective(relations=relations))["enhanced"].values.isfinite().all()
 

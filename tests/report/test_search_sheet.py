@@ -18,7 +18,7 @@ def test_results_explanations_and_missing_pictures_are_shown(tmp_path: Path) -> 
     )
     results = [
         Result(0.7, tmp_path / "a.png", "a.png", why),
-        Result(0.6, tmp_path / "damaged.png", "damaged.png"),
+        Result(0.6, tmp_path / "damaged.png", "damaged.png", why),
         Result(0.5, None, "a sentence & more", Explanation((WordWeight("a", 0.0),), 0.5)),
     ]
     write_search_sheet(tmp_path / "sheet.html", [Answers("a <dog>", results), Answers("b", [], tmp_path / "a.png")])

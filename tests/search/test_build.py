@@ -200,7 +200,7 @@ def test_a_build_that_was_stopped_goes_on_where_it_was(
 
 STEPS = [
     (generation, "write_items"),
-    (generation, "open_store"),
+    (generation, "_write_store"),
     (generation, "_sync"),
     (Manifest, "write"),
     (codebook.Codebook, "compact"),
@@ -347,3 +347,9 @@ def test_wrong_wishes_are_told(pixel_vse: Path, pictures: Path, index: Path) -> 
     with pytest.raises(SearchError, match="at least one"):
         build(pixel_vse, pictures, index, batch_size=0)
     assert manifest.next_generation(index) == 1
+
+
+def test_a_run_that_is_none_leaves_nothing_behind(pictures: Path, index: Path) -> None:
+    with pytest.raises(QuintetError, match="is not a run"):
+        build(pictures, pictures, index)
+    assert not index.exists()

@@ -8,8 +8,6 @@ import pytest
 
 from quintet.search import generation as module
 from quintet.search.build import build_index
-from quintet.search.errors import SearchError
-from quintet.search.generation import choose_store, store_address
 from quintet.search.manifest import Manifest
 from quintet.search.searcher import Searcher
 from quintet.search.stores import file_address
@@ -21,31 +19,6 @@ def found(index: Path, k: int = 99) -> list[tuple[str, float]]:
     with Searcher.open(index, device="cpu") as searcher:
         (hits,) = searcher.search_text([QUERY], k=k)
         return [(hit.item.id, pytest.approx(hit.score, abs=1e-5)) for hit in hits]
-
-
-def test_what_auto_means() -> None:
-    assert choose_store("auto", 100) == "exact"
-    assert choose_store("auto", 10**6) == "faiss"
-    assert choose_store("faiss?kind=flat", 3) == "faiss?kind=flat"
-    with pytest.raises(SearchError, match="no store"):
-        choose_store("milvus", 3)
-
-
-def test_a_store_in_a_file_is_found_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert choose_store("milvus:all.db?collection=c", 3) == f"milvus:{tmp_path}/all.db?collection=c"
-    assert choose_store("postgresql://me@host/db?table=t", 3) == "postgresql://me@host/db?table=t"
-
-
-def test_pictures_and_sentences_are_kept_apart_in_every_engine() -> None:
-    for store in (
-        "exact",
-        "faiss?kind=hnsw",
-        "milvus:all.db",
-        "milvus+http://host:1?collection=c",
-        "postgresql://h/db",
-    ):
-        assert store_address(store, Path("g"), "image") != store_address(store, Path("g"), "text")
 
 
 @pytest.mark.parametrize("store", ["faiss?kind=flat", "outside"])

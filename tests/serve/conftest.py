@@ -11,6 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 from fastapi import FastAPI
+from hypothesis import HealthCheck, given
+from hypothesis import settings as how
+from hypothesis import strategies as st
+from hypothesis.errors import Unsatisfiable
 from PIL import Image
 from starlette.testclient import TestClient
 
@@ -171,3 +175,35 @@ def live(settings: Callable[..., Settings]) -> Iterator[Callable[[FastAPI], str]
     yield start
     for stop in stops:
         stop()
+
+
+@pytest.fixture
+def ask_anything() -> Callable[..., None]:
+    """Asks an application what its own document allows, and nonsense: no 5xx, and every answer as described.
+
+    `known`: values, by their names, that mean something to it; half of the sensible requests have them.
+    """
+    schemathesis = pytest.importorskip("schemathesis", reason="schemathesis is not installed")
+
+    def ask(app: FastAPI, operation: str, mode: str, known: dict[str, str]) -> None:
+        host = {"Host": "localhost"}
+        method, _, path = operation.partition(" ")
+        document = schemathesis.openapi.from_asgi("/openapi.json", app, headers=host)
+        cases = document[path][method].as_strategy(generation_mode=schemathesis.GenerationMode(mode))
+
+        @how(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+        @given(case=cases, mean_it=st.booleans())
+        def ask_one(case: Any, mean_it: bool) -> None:
+            for part in (case.body, case.query):
+                if mode == "positive" and mean_it and isinstance(part, dict):
+                    part.update({name: value for name, value in known.items() if name in part})
+                    part.pop("where", None)
+            # What a filter or a known word is the document cannot say, so some that it allows are refused.
+            case.call_and_validate(headers=host, excluded_checks=[schemathesis.checks.positive_data_acceptance])
+
+        try:
+            ask_one()
+        except Unsatisfiable:
+            pytest.skip("there is no nonsense to ask of a route without arguments")
+
+    return ask

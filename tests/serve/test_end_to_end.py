@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx2
@@ -21,11 +21,13 @@ from starlette.testclient import TestClient
 from quintet.backbones.tower import create_tower
 from quintet.data.formats.scenes import make_scenes
 from quintet.data.vocabulary import WordVocabulary
+from quintet.errors import QuintetError
 from quintet.files import read_json, write_json
 from quintet.models import create_model
 from quintet.search.build import build_index
 from quintet.search.searcher import Searcher
 from quintet.serve.app import create_app
+from quintet.serve.run import serve_index
 from quintet.serve.searchers import IndexWatcher
 from quintet.serve.settings import Settings
 from quintet.training.checkpoint import save_tensors
@@ -108,6 +110,16 @@ def test_every_route_on_a_real_index(real: TestClient, pictures: Path) -> None:
     assert [hit["item"] for hit in some] == [best]
 
 
+def test_what_cannot_be_reranked_is_told_at_the_start(
+    made: Path, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)  # it would stay so for all tests
+    build_index(made / "vse", [pictures], tmp_path / "plain", device="cpu", workers=1)
+    settings = Settings(port=0, cache=tmp_path / "cache", rerank=10)
+    with pytest.raises(QuintetError, match="nothing to re-rank with"):
+        serve_index(tmp_path / "plain", settings, device="cpu", ready=lambda _: pytest.fail("it serves"))
+
+
 def test_bad_questions_to_a_real_index(real: TestClient) -> None:
     def code(**question: object) -> str:
         answer = real.post("/api/search", json=question)
@@ -121,6 +133,24 @@ def test_bad_questions_to_a_real_index(real: TestClient) -> None:
     for name in ("../../etc/passwd", "\0", "", "x" * 4000):
         for path in ("item", "picture", "thumbnail", "similar"):
             assert real.get(f"/api/{path}", params={"id": name}).status_code == 404
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["positive", "negative"])
+@pytest.mark.parametrize(
+    "operation",
+    [
+        *(f"POST /api/{name}" for name in ("search", "search/picture", "explain")),
+        *(f"GET /api/{name}" for name in ("similar", "item", "picture", "thumbnail")),
+    ],
+)
+def test_generated_requests_to_a_real_index(
+    real: TestClient, ask_anything: Callable[..., None], operation: str, mode: str
+) -> None:
+    found = real.post("/api/search", json={"query": "red"}).json()["hits"][0]["item"]["id"]
+    ask_anything(real.app, operation, mode, {"query": "a red circle", "id": found})
+    if mode == "positive":  # some were answered: not everything was refused at the door
+        assert f'route="{operation.partition(" ")[2]}",status="200"}}' in real.get("/metrics").text
 
 
 def test_no_picture_outside_the_indexed_folder_is_given_out(real: TestClient, pictures: Path, tmp_path: Path) -> None:

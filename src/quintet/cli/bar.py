@@ -24,12 +24,14 @@ def work_bar(console: Console, description: str, unit: str) -> Iterator[Callable
         disable=not console.is_terminal,
     )
     with bar:
-        task = bar.add_task(description, total=None)
+        task = bar.add_task(description, total=None, start=False)
 
         def progress(done: int, total: int) -> None:
             # What an earlier run did must not count as speed: the clock starts at the first call.
-            started = bar.tasks[task].fields.setdefault("started", done)
-            bar.update(task, completed=done, total=total, started=started)
+            if not bar.tasks[task].started:
+                bar.start_task(task)
+                bar.update(task, started=done)
+            bar.update(task, completed=done, total=total)
 
         yield progress
 

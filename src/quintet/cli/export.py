@@ -7,20 +7,25 @@ from pathlib import Path
 import typer
 from rich.console import Console
 
+from quintet.errors import QuintetError
+
 
 def export_command(
     run: Path = typer.Argument(..., metavar="RUN", help="A run of an embedding matcher.", show_default=False),
-    onnx: Path = typer.Option(..., "--onnx", metavar="FOLDER", help="Where the ONNX files go.", show_default=False),
+    onnx: bool = typer.Option(False, "--onnx", help="As ONNX files, so far the only form."),
+    out: Path | None = typer.Option(None, "--out", "-o", metavar="FOLDER", help="Where they go; default: RUN-onnx."),
 ) -> None:
     """Write the two towers of an embedding matcher as ONNX files, checked against torch with onnxruntime.
 
-    `quintet export runs/mine --onnx towers` writes images.onnx, texts.onnx, towers.json (what goes in and out) and
+    `quintet export runs/mine --onnx -o towers` writes images.onnx, texts.onnx, towers.json (what goes in and out) and
     tokenizer.json. The score of a pair is the dot product of the two outputs.
     """
     from quintet.search.onnx_export import export_onnx
     from quintet.training.run import open_run
 
-    report = export_onnx(open_run(run), onnx)
+    if not onnx:
+        raise QuintetError("say in which form the towers are to be written: --onnx")
+    report = export_onnx(open_run(run), out or Path(f"{run.name}-onnx"))
     console = Console()
     for name, path in report.files.items():
         size = path.stat().st_size / 2**20

@@ -72,6 +72,7 @@ def mine_command(
     from quintet.mining.run import mine_run
     from quintet.training.devices import pick_device
     from quintet.training.run import locate, open_run
+    from quintet.training.shipped import shipped_runs
 
     run, stage = locate(run, stage)
     working = None if memory is None else parse_size(memory)
@@ -82,6 +83,8 @@ def mine_command(
         if folder is None:
             raise QuintetError(f"run {run} does not know a corpus; name one: `quintet mine {run} CORPUS`")
         where = Corpus.open(folder)
+        if out is None and run in shipped_runs().values():
+            raise QuintetError(f"{run.name} comes with Quintet; name a folder for its lists with --out")
         target = out if out is not None else run / "negatives" / (split if stage is None else f"{split}-{stage}")
         console = Console(stderr=True, quiet=as_json or not processes.is_first())
         with _bar(console) as bar:

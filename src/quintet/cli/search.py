@@ -61,6 +61,9 @@ def search_command(
     from quintet.search.searcher import Searcher
     from quintet.search.stores.where import parse_where
 
+    for path in image:
+        if not path.is_file():
+            raise QuintetError(f"there is no picture {path}")
     asked = [*(sentences or []), *(_read_queries(queries) if queries is not None else [])]
     if not asked and not image:
         raise QuintetError("say what to look for: a sentence, --image FILE or --queries FILE")
@@ -96,9 +99,14 @@ def _read_queries(path: Path) -> list[str]:
 
 
 def _kind(find: Find | None, searcher: Searcher) -> Kind:
+    counts = searcher.manifest.counts
     if find is None:
-        return "image" if searcher.manifest.counts["image"] else "text"
-    return "image" if find is Find.PICTURES else "text"
+        return "image" if counts["image"] else "text"
+    kind: Kind = "image" if find is Find.PICTURES else "text"
+    if not counts[kind]:
+        how = "name some after RUN" if kind == "image" else "use --texts FILE"
+        raise QuintetError(f"the index holds no {find.value}; when you build it, {how}")
+    return kind
 
 
 def _search(

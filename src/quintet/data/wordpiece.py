@@ -1,4 +1,4 @@
-"""`WordPiece`: BERT's word pieces, through the tokenizers of Hugging Face (the `hf` extra)."""
+"""`WordPiece`: BERT's word pieces, through the tokenizers of Hugging Face."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def _hugging_face(module: str = "") -> Any:
         return import_module(f"tokenizers.{module}" if module else "tokenizers")
     except ImportError:
         raise QuintetError(
-            "word pieces need the package 'tokenizers' of Hugging Face; install it with `pip install 'quintet[hf]'`"
+            "word pieces need the package 'tokenizers' of Hugging Face; install it with `pip install tokenizers`"
         ) from None
 
 

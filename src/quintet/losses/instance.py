@@ -62,6 +62,11 @@ class InstanceObjective(nn.Module):
         if categories is not None:
             self.register_buffer("class_of_group", torch.full((groups,), -1))
 
+    @property
+    def assigned(self) -> bool:
+        """Whether every group has its pseudo-category."""
+        return bool((self.class_of_group >= 0).all())
+
     def assign(self, categories: Tensor) -> None:
         """Set the pseudo-category of every group, (groups,)."""
         self.class_of_group.copy_(categories)

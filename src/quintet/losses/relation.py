@@ -26,7 +26,7 @@ class RelationObjective(nn.Module):
 
     Terms, one value an anchor pair, both directions added: `initial` L(v, u); after the warm-up also `enhanced`
     L(v', u'), `enhanced_images` L(v', u), `enhanced_texts` L(v, u') and `regularisation`. `without_candidates` (weight
-    0, for the log) counts anchors for which nothing could be drawn.
+    0, for the log) counts the times that nothing could be drawn for an anchor: both directions of all these losses.
 
     The graph: `mechanism` "fusion" or "standalone" with `layers` (L), `heads`, `hidden`, `dropout`; `neighbours` (tau);
     `relevance_weight` (lambda); `top` (K); `sigma`. The loss: `margin`, `nearest`, `farthest` and `sampling_dim`
@@ -38,7 +38,8 @@ class RelationObjective(nn.Module):
     `warmup_steps: 8000`.
 
     Ablations: `relations` "both", "inter", "intra" or "none"; `neighbours: 1` connects everything;
-    `relevance_weight: 0` leaves relevance out; `consistency: false` leaves out L(v', u) and L(v, u').
+    `relevance_weight: 0` leaves relevance out; `consistency: false` leaves out what Eq. 14 has in brackets, so
+    that after the warm-up L(v', u') trains alone (L(v, u) is still logged).
 
     Several processes: the graph spans the global batch, and every process returns the values of its own anchors.
     """
@@ -92,30 +93,39 @@ class RelationObjective(nn.Module):
             texts = processes.gather_rows(_embedding(step.text_codes), step.total)
             random = processes.shared_generator(images.device)
             cost, without = self._cost(step, images, texts, random)
-            terms = {"initial": Term(cost, self.weight, flat=2 * self.margin)}
-            if self.graph is not None and self._is_warm(step):
-                terms |= self._relation_terms(step, images, texts, random)
+            warm = self._is_warm(step)
+            weight = self.weight if self.consistency or not warm else 0.0
+            terms = {"initial": Term(cost, weight, flat=2 * self.margin)}
+            if warm:
+                more, further = self._relation_terms(step, images, texts, random)
+                terms, without = terms | more, without + further
             return terms | {"without_candidates": Term(without, 0.0)}
 
     def _is_warm(self, step: Step) -> bool:
+        """Whether relations have started, where there are any."""
+        if self.graph is None:
+            return False
         return step.progress.epoch >= self.warmup_epochs and step.progress.step >= self.warmup_steps
 
-    def _relation_terms(self, step: Step, images: Tensor, texts: Tensor, random: torch.Generator) -> dict[str, Term]:
+    def _relation_terms(
+        self, step: Step, images: Tensor, texts: Tensor, random: torch.Generator
+    ) -> tuple[dict[str, Term], Tensor]:
+        """The terms of enhanced embeddings, and (n,): how often an anchor had no candidate in them."""
         assert self.graph is not None
         graph = self.graph(images, texts, self._matches(step))
         enhanced = self.interaction(images, texts, graph.bias(self.relevance_weight))
         images_, texts_ = (F.normalize(nodes, dim=1) for nodes in enhanced)  # (N, d) twice
-        terms = {"enhanced": self._cost(step, images_, texts_, random)[0]}
+        compared = {"enhanced": (images_, texts_)}
         if self.consistency:
-            terms["enhanced_images"] = self._cost(step, images_, texts, random)[0]
-            terms["enhanced_texts"] = self._cost(step, images, texts_, random)[0]
-        named = {name: Term(values, self.weight) for name, values in terms.items()}
+            compared |= {"enhanced_images": (images_, texts), "enhanced_texts": (images, texts_)}
+        costs = {name: self._cost(step, *pair, random) for name, pair in compared.items()}
+        named = {name: Term(values, self.weight) for name, (values, _) in costs.items()}
         if self.regularisation:
             divergence = (
                 self.graph.regularisation(graph, images, texts)[step.mine] / step.total
             )  # a mean over the batch
             named["regularisation"] = Term(divergence, self.weight * self.regularisation)
-        return named
+        return named, torch.stack([without for _, without in costs.values()]).sum(dim=0)
 
     def _matches(self, step: Step) -> Tensor:
         """(N texts, N images, 2, 1 + K): each process matches its own sentences with all pictures."""

@@ -87,11 +87,16 @@ def build_heads(
     embed_dim: int = 512,
     hidden: int = 1024,
     dropout: float = 0.5,
+    text_dropout: float = 0.1,
     text: str = MINILM,
     text_config: dict[str, Any] | None = None,
     text_pretrained: bool = True,
 ) -> Heads:
-    """`text`: "minilm-int8" (see `OnnxText`), or "hf:FOLDER" or "hf:HUB_NAME" for a frozen BERT-like encoder."""
+    """Two heads over frozen towers.
+
+    - `text`: "minilm-int8" (see `OnnxText`), or "hf:FOLDER" or "hf:HUB_NAME" for a frozen BERT-like encoder.
+    - `dropout` is the picture's; sentences take less, having far fewer channels to lose.
+    """
     if text == MINILM:
         encoder: Any = OnnxText()
         if vocabulary_size > encoder.vocabulary_size:
@@ -100,4 +105,4 @@ def build_heads(
         settings: dict[str, Any] = {"config": text_config, "pretrained": text_pretrained, "trainable": False}
         encoder = pretrained_text("heads", text, repr(MINILM), vocabulary_size, **settings)
     image_head = Head(image_dim, hidden, embed_dim, dropout)
-    return Heads(image_head, Head(encoder.dim, hidden, embed_dim, dropout), encoder, embed_dim)
+    return Heads(image_head, Head(encoder.dim, hidden, embed_dim, text_dropout), encoder, embed_dim)

@@ -52,14 +52,14 @@ def _section(answers: Answers) -> str:
 
 
 def _card(rank: int, result: Result) -> str:
-    shown = ""
-    if result.picture is not None:
+    shown, picture = "", result.picture
+    if picture is not None:
         try:
-            shown = f'<img src="{thumbnail(result.picture)}" alt="{escape(result.caption)}">'
+            shown = f'<img src="{thumbnail(picture)}" alt="{escape(result.caption)}">'
         except PictureError as error:  # gone or damaged since it was indexed: the other results are still good
-            shown = f"<p>{escape(str(error))}</p>"
+            shown, picture = f"<p>{escape(str(error))}</p>", None
     facts = f'<span class="facts"><b>{rank}</b> <span class="score">{result.score:.3f}</span></span>'
-    why = "" if result.explanation is None else _why(result.explanation, result.picture)
+    why = "" if result.explanation is None else _why(result.explanation, picture)
     return (
         f"<li><figure>{shown}<figcaption>{facts}<span>{escape(result.caption)}</span>{why}</figcaption></figure></li>"
     )

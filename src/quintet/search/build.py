@@ -14,12 +14,13 @@ from quintet.search.coding import PictureCoder, encode_sentences
 from quintet.search.encoder import Encoder
 from quintet.search.errors import SearchError, StaleIndex
 from quintet.search.found import Sources, numbered
-from quintet.search.generation import choose_store, tidy, write_generation
+from quintet.search.generation import tidy, write_generation
 from quintet.search.items import KINDS, Entry, Item, ItemTable, Kind, Place
 from quintet.search.manifest import Manifest, SegmentRows, describe_run, keep_run, next_generation, writing
 from quintet.search.roles import Roles, assign_roles
 from quintet.search.sentences import Sentence, find_sentences
 from quintet.search.sources import find_pictures
+from quintet.search.store_choice import choose_store, try_store
 from quintet.search.towers import keep_tower
 from quintet.training.run import open_run
 
@@ -67,13 +68,15 @@ def build_index(
     _check(sources, texts, precision, batch_size)
     own = [Path(run)] if isinstance(run, str | Path) else [Path(each) for each in run]
     index = Path(out).resolve()
-    with writing(index):
-        team = _open_team(own, rerank_with, device, precision)
+    team = _open_team(own, rerank_with, device, precision)
+    with writing(index) as name:
         before = None if overwrite else _before(index, team)
         old = _entries_of(index, before)
         found = find_pictures(sources, index, split=split, before=_by_path(before, old))
         sentences = find_sentences(texts, split=split) if texts is not None else []
-        store = choose_store(store, len(found.pictures))
+        store = choose_store(store, max(len(found.pictures), len(sentences)), name + team.fingerprint)
+        if team.roles.first:
+            try_store(index, store, team.roles.dim)
         for each, folder in zip(team.encoder.runs, team.folders, strict=True):
             keep_run(index, each, folder)
             keep_tower(index / "towers", each.image_input.get("tower"))

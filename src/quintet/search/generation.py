@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from urllib.parse import parse_qsl, urlencode
 
 import numpy as np
 
@@ -17,59 +16,10 @@ from quintet.search.items import KINDS, Entry, Kind, write_items
 from quintet.search.manifest import Manifest
 from quintet.search.roles import first_vectors
 from quintet.search.segments import CodeTable, Segment
-from quintet.search.stores import file_address, open_store
-from quintet.search.stores.address import Address
+from quintet.search.store_choice import is_ours, store_address
+from quintet.search.stores import open_store
 
-FOLDERS = ("exact", "faiss")  # stores that are folders
-EXACT_UP_TO = 50_000  # items; above, FAISS answers sooner
 AT_ONCE = 4096  # vectors given to a store
-
-
-def choose_store(store: str, items: int) -> str:
-    """What "auto" means: every vector is compared as long as that is quick."""
-    if store == "auto":
-        return "exact" if items <= EXACT_UP_TO else "faiss"
-    if is_ours(store) and store.partition("?")[0] not in FOLDERS:
-        raise SearchError(
-            f"there is no store {store!r}; use auto, exact, faiss, or the address of an engine (milvus:FILE.db, "
-            "milvus+http://HOST:PORT, postgresql://HOST/DATABASE)"
-        )
-    return store if is_ours(store) else _absolute(store)
-
-
-def _absolute(store: str) -> str:
-    """A store in a file or folder is found from wherever the index is searched."""
-    address = Address.parse(store)
-    if address.scheme not in (*FOLDERS, "milvus"):
-        return store
-    options = f"?{urlencode(address.options)}" if address.options else ""
-    return file_address(address.scheme, address.path().resolve()) + options
-
-
-def is_ours(store: str) -> bool:
-    """Whether a store lives in the generation's folder: "exact", "faiss?kind=hnsw"; not "milvus:all.db"."""
-    return ":" not in store.partition("?")[0]
-
-
-def store_address(store: str, generation: Path, kind: Kind) -> str:
-    """The address of one kind's vectors: pictures and sentences are kept apart.
-
-    >>> store_address("faiss?kind=hnsw", Path("i/generation-2"), "image")
-    'faiss:i/generation-2/store-image?kind=hnsw'
-    >>> store_address("postgresql://localhost/db?table=holiday", Path("i"), "text")
-    'postgresql://localhost/db?table=holiday_text'
-    """
-    base, _, query = store.partition("?")
-    options = dict(parse_qsl(query))
-    scheme = base.partition(":")[0]
-    if is_ours(store):
-        base = file_address(scheme, generation / f"store-{kind}")
-    elif scheme in FOLDERS:
-        base = f"{base}-{kind}"
-    else:
-        name = "table" if scheme.startswith("postgres") else "collection"
-        options[name] = f"{options.get(name, 'quintet')}_{kind}"
-    return f"{base}?{urlencode(options)}" if options else base
 
 
 def open_tables(index: Path, manifest: Manifest) -> dict[Kind, CodeTable]:

@@ -5,13 +5,14 @@ generation-N/     items.sqlite, and the store of each kind where the store is a 
 segments/         the codes (see `quintet.search.segments`); generations share them
 runs/, towers/    the weights of the runs and of the image towers they see through: the index needs nothing else
 pictures/         pictures that were in tar shards, unpacked
-lock              held while the index is written; readers never wait
+lock              held while the index is written; readers never wait. Its content is the index's name in engines
 """
 
 from __future__ import annotations
 
 import fcntl
 import json
+import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -112,8 +113,8 @@ def _from_json(head: dict[str, Any]) -> Manifest:
 
 
 @contextmanager
-def writing(index: Path) -> Iterator[None]:
-    """Hold the index for writing; a second writer is refused at once."""
+def writing(index: Path) -> Iterator[str]:
+    """Hold the index for writing; a second writer is refused at once. Gives a name that no other index has."""
     try:
         if (
             index.is_dir()
@@ -122,7 +123,7 @@ def writing(index: Path) -> Iterator[None]:
         ):
             raise SearchError(f"{index} is a folder with other things in it; name a new one for the index")
         index.mkdir(parents=True, exist_ok=True)
-        file = (index / "lock").open("ab")
+        file = (index / "lock").open("a+", encoding="utf-8")
     except OSError as error:
         raise SearchError(f"could not write to {index}: {error.strerror or error}") from error
     with file:
@@ -132,7 +133,16 @@ def writing(index: Path) -> Iterator[None]:
             raise SearchError(
                 f"another process is writing the index {index}; wait for it, or choose another folder"
             ) from None
-        yield
+        try:
+            file.seek(0)
+            name = file.read()
+            if not name:
+                name = secrets.token_hex(8)
+                file.write(name)
+                file.flush()
+        except OSError as error:
+            raise SearchError(f"could not write to {index}: {error.strerror or error}") from error
+        yield name
 
 
 def next_generation(index: Path) -> int:

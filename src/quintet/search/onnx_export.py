@@ -16,14 +16,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quintet.data.batches import ImageBatch, TextBatch
-from quintet.files import complete_or_absent, write_json
+from quintet.files import complete_or_absent, read_json, write_json
 from quintet.layers.padded_gru import unpacked
 from quintet.search.errors import SearchError
+from quintet.search.onnx_text_tower import export_over_onnx, is_over_onnx
 from quintet.training.run import Run
 
 OPSET = 17
 TOLERANCE = 1e-4  # of a unit vector's channels, between onnxruntime and torch
 REGIONS, WORDS = 36, 12  # of the example that is traced; both are free in the file
+EMBEDDING = {"embedding": {0: "n"}}  # what comes out
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,10 @@ def export_onnx(run: Run, folder: Path) -> ExportReport:
         given = [_example(matcher, run, name, n, more) for n, more in ((2, 0), (3, 2), (1, -1))]
         files[name] = folder / f"{name}.onnx"
         with complete_or_absent(files[name]) as temporary:
-            _export(_tower(_exportable(matcher), name)[0], given[0], axes, temporary, name)
+            if name == "texts" and is_over_onnx(matcher):
+                export_over_onnx(matcher, given[0], temporary, _export)
+            else:
+                _export(_tower(_exportable(matcher), name)[0], given[0], axes, EMBEDDING, temporary)
             difference[name] = max(_difference(tower, each, axes, temporary) for each in given)
             if not difference[name] <= TOLERANCE:  # NaN too
                 raise SearchError(
@@ -122,7 +127,7 @@ def _require_embeddings(matcher: Any) -> None:
     if probe.embedding is None or probe.fragments is not None:
         raise SearchError(
             f"{type(matcher).__name__} compares fragments instead of one vector a picture and one a sentence; only the "
-            "towers of embedding matchers can be exported (VSE++, VSRN, HREM, Dual-Path)"
+            "towers of embedding matchers can be exported (VSE++, VSRN, HREM, Dual-Path, heads)"
         )
 
 
@@ -157,34 +162,39 @@ def _example(matcher: Any, run: Run, name: str, n: int, more: int) -> tuple[Tens
         return tokens, lengths
     if matcher.image_input == "pixels":
         return (torch.randn(n, 3, *matcher.preprocess.size, generator=generator),)
-    regions = torch.randn(n, REGIONS + more, _image_dim(matcher), generator=generator)
+    regions = torch.randn(n, REGIONS + more, _image_dim(run), generator=generator)
     real = torch.ones(n, REGIONS + more, dtype=torch.bool)
     real[-1, 5:] = False
     return regions, real
 
 
-def _image_dim(matcher: Any) -> int:
-    """The channels its features must have: those of the first layer that reads them."""
-    first = next(module for module in matcher.image_encoder.modules() if isinstance(module, nn.Linear))
-    return first.in_features
+def _image_dim(run: Run) -> int:
+    """The channels its features must have."""
+    return int(read_json(run.folder / "model.json")["arguments"]["image_dim"])
 
 
-def _export(tower: nn.Module, given: Sequence[Tensor], axes: dict[str, dict[int, str]], path: Path, name: str) -> None:
-    names = list(axes)
+def _export(
+    tower: nn.Module,
+    given: Sequence[Tensor],
+    axes: dict[str, dict[int, str]],
+    out: dict[str, dict[int, str]],
+    path: Path,
+) -> None:
+    """`axes` and `out`: the names of what goes in and comes out, with their free axes."""
     try:
         with _quietly(), unpacked(), torch.no_grad():
             torch.onnx.export(
                 tower,
                 tuple(given),
                 str(path),
-                input_names=names,
-                output_names=["embedding"],
-                dynamic_axes=axes | {"embedding": {0: "n"}},
+                input_names=list(axes),
+                output_names=list(out),
+                dynamic_axes=axes | out,
                 opset_version=OPSET,
                 dynamo=False,  # the other exporter needs one more package, and fixes sizes that are free here
             )
     except (RuntimeError, torch.onnx.OnnxExporterError) as error:
-        raise SearchError(f"the tower of {name} cannot be exported: {str(error).splitlines()[0]:.200}") from None
+        raise SearchError(f"this matcher cannot be exported: {str(error).splitlines()[0]:.200}") from None
 
 
 @contextmanager

@@ -11,13 +11,13 @@ from quintet.errors import QuintetError
 from quintet.search.encoder import Encoder
 from quintet.search.errors import MissingPicture, SearchError, StaleIndex
 from quintet.search.explain import Explanation, explain
-from quintet.search.generation import is_ours
 from quintet.search.items import KINDS, Entry, Hit, Item, Kind
 from quintet.search.manifest import Manifest
 from quintet.search.queries import check_sentence
 from quintet.search.roles import first_vectors
 from quintet.search.shards import unpacked
 from quintet.search.stages import Stages
+from quintet.search.store_choice import is_ours
 from quintet.search.stores import Where
 from quintet.search.stores.address import Address
 from quintet.training.run import open_run

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from quintet.codes import Codes
-from quintet.search.generation import open_tables, place_vectors, store_address
+from quintet.search.generation import open_tables, place_vectors
 from quintet.search.items import KINDS, Entry, Hit, ItemTable, Kind, Place
 from quintet.search.manifest import Manifest
-from quintet.search.rerank import candidate_scores
 from quintet.search.segments import CodeTable
+from quintet.search.store_choice import store_address
 from quintet.search.stores import Store, Where, open_store
 
 AT_ONCE = 512  # items whose fragments are in memory at a time
@@ -74,6 +74,7 @@ class Stages:
         return sorted(hits, key=lambda hit: (-hit.score, hit.item.id))
 
 
+@torch.no_grad()
 def score_places(
     matchers: dict[int, Any], table: CodeTable, places: Sequence[Place], queries: dict[int, Codes], kind: Kind
 ) -> Tensor:
@@ -94,7 +95,5 @@ def score_places(
 def _block(matcher: Any, items: Codes, query: Codes, kind: Kind) -> Tensor:
     device = next(matcher.parameters()).device
     items, query = items.to(device), query.to(device)
-    every = torch.arange(len(items))[None]  # (1, n): one query, every item
-    if kind == "image":
-        return candidate_scores(matcher, items, query, every, queries="texts")[0].float().cpu()
-    return candidate_scores(matcher, query, items, every, queries="images")[0].float().cpu()
+    scores = matcher.score(items, query)[:, 0] if kind == "image" else matcher.score(query, items)[0]  # (n,)
+    return scores.float().cpu()

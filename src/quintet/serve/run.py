@@ -37,7 +37,14 @@ def serve_index(
     with listen(settings) as listener:  # first: a taken port is told before a matcher is loaded
 
         def reopen() -> Searcher:
-            return Searcher.open(index, device=device, rerank_with=rerank_with)
+            searcher = Searcher.open(index, device=device, rerank_with=rerank_with)
+            if settings.rerank is not None and not searcher.describe()["rerank"]:
+                searcher.close()
+                raise QuintetError(
+                    f"the index {index} has nothing to re-rank with: build it with --rerank-with RUN, or serve it "
+                    "without --rerank"
+                )
+            return searcher
 
         watcher = IndexWatcher(index, reopen, settings.watch_s)
         server = make_server(create_app(watcher, settings), settings, lambda: ready(address(listener)))

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
 import threading
 from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,8 +39,8 @@ class Thumbnails:
         self._lock = threading.Lock()
         self._sizes: OrderedDict[str, int] = OrderedDict()  # file name: bytes; the latest used is last
         self._bytes = 0
-        for path in sorted(_kept(folder), key=lambda path: path.stat().st_mtime):
-            self._remember(path.name, path.stat().st_size)
+        for facts, name in sorted(_kept(folder), key=lambda entry: entry[0].st_mtime):
+            self._remember(name, facts.st_size)
 
     @property
     def kept_bytes(self) -> int:
@@ -95,8 +98,11 @@ class Thumbnails:
             self._bytes -= self._sizes.pop(name, 0)
 
 
-def _kept(folder: Path) -> list[Path]:
-    return [path for path in folder.glob("*") if path.suffix in TYPES] if folder.is_dir() else []
+def _kept(folder: Path) -> Iterator[tuple[os.stat_result, str]]:
+    for path in folder.glob("*") if folder.is_dir() else ():
+        with suppress(FileNotFoundError):  # another server, which uses the same folder, has just dropped it
+            if path.suffix in TYPES:
+                yield path.stat(), path.name
 
 
 def _tag(picture: Path, size: int) -> str:

@@ -32,10 +32,11 @@ def assign_categories(
 ) -> None:
     """Give the losses that want them the categories of all training groups.
 
-    They come from the matcher's image features as the stage starts, are found once and kept in the stage's folder.
+    They come from the matcher's image features as the stage starts, are found once and kept in the stage's folder. A
+    loss that goes on from an earlier stage has them already: its classifier has learned these and no others.
     """
     for part in objective.parts.values():
-        if isinstance(part, InstanceObjective) and part.categories is not None:
+        if isinstance(part, InstanceObjective) and part.categories is not None and not part.assigned:
             part.assign(torch.from_numpy(_kept_or_found(part.categories, matcher, data, folder, seed, device)))
 
 

@@ -15,6 +15,7 @@ from quintet.training.build import TrainingData, build_objective
 from quintet.training.optim import freeze, make_optimizer
 from quintet.training.recipe import Recipe
 from quintet.training.run import locate, read_head
+from quintet.training.shipped import shipped_runs
 from quintet.training.validation import check_metric
 
 
@@ -45,7 +46,7 @@ def _check_source(where: str, name: str, known: list[str]) -> None:
     """A name that is known, or a run folder."""
     if name in known:
         return
-    if not Path(name).exists():
+    if not Path(name).exists() and name not in shipped_runs():
         hint = f"; {suggest(name, known)}" if known else ""
         raise RecipeError(f"{where}: {name!r} is no run folder, and no name that means anything here{hint}")
     read_head(locate(name)[0])

@@ -277,11 +277,16 @@ def with_whole_paths(recipe: Recipe) -> Recipe:
         content["data"]["corpus"] = str(recipe.data.corpus.resolve())
     for stage in content["stages"]:
         if stage["init"] not in ("scratch", "previous"):
-            stage["init"] = str(Path(stage["init"]).resolve())
+            stage["init"] = _whole_path(stage["init"])
         negatives = stage["negatives"]
         if negatives is not None and negatives["from"] not in names:
-            negatives["from"] = str(Path(negatives["from"]).resolve())
+            negatives["from"] = _whole_path(negatives["from"])
     return Recipe.model_validate(content)
+
+
+def _whole_path(run: str) -> str:
+    """A folder's whole path; the name of a run that comes with Quintet stays as it is."""
+    return str(Path(run).resolve()) if Path(run).exists() else run
 
 
 def recipe_yaml(recipe: Recipe) -> str:

@@ -159,7 +159,7 @@ def read_head(folder: Path) -> dict[str, Any]:
 def locate(path: Path | str, stage: str | None = None) -> tuple[Path, str | None]:
     """The run folder and the stage that a path means: a run, a stage of it, or the weights file of either.
 
-    The name of a run that comes with Quintet (`quintet models`) means that one, unless a folder here is called so.
+    The name of a run that comes with Quintet (see `shipped`) means that one, unless a folder here is called so.
 
     >>> locate("runs/first"), locate("runs/first/stages/online/selected.safetensors")
     ((PosixPath('runs/first'), None), (PosixPath('runs/first'), 'online'))

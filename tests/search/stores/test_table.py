@@ -5,9 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors import SafetensorError
 
+from quintet.search.errors import StoreError
+from quintet.search.stores import table as module
 from quintet.search.stores.table import Placed, Table
 from quintet.search.stores.where import Scalar, parse_where
 
@@ -52,3 +56,13 @@ def test_a_table_is_a_dictionary_that_is_saved_and_loaded(
         same(table, twin)
     table.save(path)
     same(Table.load(path), twin)
+
+
+def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise SafetensorError("I/O error: No space left on device")
+
+    monkeypatch.setattr(module, "save_file", full)
+    with pytest.raises(StoreError, match=r"No space left.*unchanged"):
+        Table.empty().save(tmp_path / "items.safetensors")
+    assert list(tmp_path.iterdir()) == []

@@ -86,8 +86,11 @@ class Table:
         arrays = {"rows": self.rows, "ids.text": self.ids.text, "ids.ends": self.ids.ends}
         for name, column in self.columns.items():
             arrays |= {f"field.{name}.{part}": array for part, array in column.arrays().items()}
-        with complete_or_absent(path) as temporary:
-            save_file(arrays, temporary)
+        try:
+            with complete_or_absent(path) as temporary:
+                save_file(arrays, temporary)
+        except SafetensorError as error:  # a full disk, say
+            raise StoreError(f"could not write {path}: {error}; what was flushed before is unchanged") from error
 
     @staticmethod
     def load(path: Path) -> Table:
