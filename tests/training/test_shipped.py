@@ -56,4 +56,4 @@ def test_it_searches_pictures_from_the_start(tmp_path: Path) -> None:
     build_index("quintet-small", [pictures], tmp_path / "index", device="cpu")
     with Searcher.open(tmp_path / "index", device="cpu") as searcher:
         (hits,) = searcher.search_text(["green grass"], k=2)
-    assert [hit.item.path for hit in hits][0] == "meadow.png"
+    assert hits[0].item.path == "meadow.png"

@@ -16,10 +16,8 @@ from quintet.search.stores.vectors import Vectors
 
 Kind = Literal["flat", "hnsw", "ivf"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-HNSW_FROM, IVF_FROM = (
-    200_000,
-    500_000,
-)  # vectors; below, comparing all takes some 50 ms; above, a graph takes long to make
+# Vectors: below the first, comparing all takes some 50 ms; above the second, a graph takes long to make.
+HNSW_FROM, IVF_FROM = 200_000, 500_000
 LINKS, BUILD_WIDTH, SEARCH_WIDTH = 32, 100, 128  # HNSW's M, efConstruction, efSearch
 PROBES = 32  # lists looked through: one in so many, but at least so many
 TRAINING = 50  # vectors for each list that IVF's centres are learnt from
@@ -43,7 +41,8 @@ def make_index(kind: Kind, vectors: Vectors) -> Any:
         index.hnsw.efConstruction = BUILD_WIDTH
     else:
         lists = max(1, min(4 * isqrt(len(vectors)), len(vectors) // 40))
-        index = faiss.index_factory(dim, f"IVF{lists},Flat", faiss.METRIC_INNER_PRODUCT)
+        # Half precision halves its memory; what it finds is scored again from the store's own vectors.
+        index = faiss.index_factory(dim, f"IVF{lists},SQfp16", faiss.METRIC_INNER_PRODUCT)
         index.cp.min_points_per_centroid = 1  # the number of lists is ours to choose, also for a small store
         chosen = np.random.default_rng(0).permutation(len(vectors))[: TRAINING * lists]
         index.train(vectors.pick(np.sort(chosen)))
