@@ -19,7 +19,7 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 # Vectors: below the first, comparing all takes some 50 ms; above the second, a graph takes long to make.
 HNSW_FROM, IVF_FROM = 200_000, 500_000
 LINKS, BUILD_WIDTH, SEARCH_WIDTH = 32, 100, 128  # HNSW's M, efConstruction, efSearch
-PROBES = 32  # lists looked through: one in so many, but at least so many
+PROBES, ONE_IN = 32, 16  # lists looked through: at least so many, and one in so many of them
 TRAINING = 50  # vectors for each list that IVF's centres are learnt from
 BLOCK = 16_384  # vectors added at a time
 
@@ -82,5 +82,5 @@ def search_parameters(index: Any, m: int, share: float, selector: Any) -> Any:
     faiss = required("faiss", "index")
     if isinstance(index, faiss.IndexHNSW):
         return faiss.SearchParametersHNSW(sel=selector, efSearch=int(max(SEARCH_WIDTH, 2 * m) / share))
-    probes = max(PROBES, index.nlist // PROBES)
+    probes = max(PROBES, index.nlist // ONE_IN)
     return faiss.SearchParametersIVF(sel=selector, nprobe=min(index.nlist, int(probes / share)))
