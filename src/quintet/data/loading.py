@@ -89,10 +89,10 @@ class Sentences:
         tokenizer: Tokenizer,
         texts: Sequence[Text],
         features: WordFeatures | None = None,
-        change: Callable[[np.ndarray, np.random.Generator], np.ndarray] | None = None,
+        change: Callable[[Sequence[np.ndarray], Sequence[Sequence[int]]], list[np.ndarray]] | None = None,
     ) -> None:
         self.features = features  # of the same sentences, by a frozen text encoder
-        self.change = change  # of a sentence's ids, in training
+        self.change = change  # of the sentences' ids, in training
         self._pad = tokenizer.pad
         self._ids = [np.asarray(tokenizer.ids(text.text), dtype=np.int32) for text in texts]
 
@@ -107,8 +107,7 @@ class Sentences:
         rows = list(rows)
         sentences = [self._ids[row] for row in rows]
         if seeds is not None and self.change is not None:
-            draws = zip(sentences, seeds, strict=True)
-            sentences = [self.change(ids, np.random.default_rng(seed)) for ids, seed in draws]
+            sentences = self.change(sentences, seeds)
         batch = TextBatch.from_ids(sentences, self._pad)
         if self.features is None:
             return batch

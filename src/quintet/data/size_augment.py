@@ -14,6 +14,7 @@ from torch import Tensor
 from quintet.data.batches import ImageBatch
 from quintet.data.corpus import Image
 from quintet.data.loading import ImageSource
+from quintet.data.pair_random import pair_keys, uniform
 from quintet.data.tokenizers import TokenKinds
 
 HIDDEN, REPLACED = 0.5, 0.1  # of the words that are changed; the others are left out
@@ -34,7 +35,7 @@ class FewerRegions:
         n, length = batch.fragments.shape[:2]
         # On the CPU, wherever the features are: an accelerator need not wait for the number that remains.
         real = torch.ones(n, length, dtype=torch.bool) if batch.mask is None else batch.mask.cpu()
-        draws = np.stack([np.random.default_rng(seed).random(length) for seed in seeds])  # (n, L)
+        draws = uniform(pair_keys(seeds)[:, None], np.arange(length))  # (n, L)
         kept = real & torch.from_numpy(draws >= self.probability)
         return select_regions(batch, torch.where(kept.any(dim=1, keepdim=True), kept, real))
 
@@ -55,7 +56,7 @@ def select_regions(batch: ImageBatch, kept: Tensor) -> ImageBatch:
 
 
 class ChangedWords:
-    """A sentence with each word changed with a probability: half of those hidden, a tenth replaced, the rest left out.
+    """Sentences with each word changed with a probability: half of those hidden, a tenth replaced, the rest left out.
 
     A word is all of its pieces; hidden and replaced ones keep their number. Marks for start and end stay.
     """
@@ -65,13 +66,26 @@ class ChangedWords:
         self.probability = probability
         self.ordinary = np.flatnonzero(~kinds.mark)  # what may replace a piece
 
-    def __call__(self, ids: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """(n,) ids -> at most as many."""
-        inside = ~self.kinds.mark[ids]  # (n,) part of a word
-        word = np.cumsum(inside & ~self.kinds.continues[ids]) - 1  # (n,) which one
-        draws = rng.random(max(1, word[-1] + 1)) / self.probability  # changed: below one
-        draw = np.where(inside, draws[np.maximum(word, 0)], 1.0)
-        others = self.ordinary[rng.integers(len(self.ordinary), size=len(ids))]
-        changed = np.where(draw < HIDDEN, self.kinds.mask, np.where(draw < HIDDEN + REPLACED, others, ids))
+    def __call__(self, sentences: Sequence[np.ndarray], seeds: Sequence[Sequence[int]]) -> list[np.ndarray]:
+        """Arrays of ids -> as many arrays, none longer than before; `seeds`, one for each, decide.
+
+        All sentences lie in one row of tokens while they change.
+        """
+        lengths = np.array([len(ids) for ids in sentences])
+        starts = np.cumsum(lengths) - lengths  # of each sentence
+        ids = np.concatenate(sentences)  # (tokens,)
+        sentence = np.repeat(np.arange(len(sentences)), lengths)  # (tokens,) which one
+        inside = ~self.kinds.mark[ids]  # (tokens,) part of a word
+        words = np.cumsum(inside & ~self.kinds.continues[ids])  # (tokens,) words begun so far
+        word = words - (words - inside)[starts][sentence]  # (tokens,) of its sentence
+        draw = uniform(pair_keys(seeds)[sentence], word) / self.probability  # changed: below one
+        draw[~inside] = 1.0
+        place = np.arange(len(ids)) - starts[sentence]
+        other = (uniform(pair_keys(seeds, stream=1)[sentence], place) * len(self.ordinary)).astype(np.int64)
+        replaced = np.where(draw < HIDDEN + REPLACED, self.ordinary[other], ids)
+        changed = np.where(draw < HIDDEN, self.kinds.mask, replaced)
         kept = (draw < HIDDEN + REPLACED) | (draw >= 1)
-        return changed[kept].astype(ids.dtype) if (kept & inside).any() else ids
+        bare = np.bincount(sentence, kept & inside, len(sentences)) == 0  # nothing but marks would be left
+        kept |= bare[sentence]
+        changed = np.where(bare[sentence], ids, changed)[kept].astype(ids.dtype)
+        return np.split(changed, np.cumsum(np.bincount(sentence, kept, len(sentences))).astype(np.int64)[:-1])

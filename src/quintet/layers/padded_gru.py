@@ -6,6 +6,7 @@ GPU would have to be waited for in every step: there, padding is computed and le
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -14,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
+# cuDNN wants a GRU's weights in one piece, and those of one direction out of two never are: it makes a small copy.
+warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous chunk")
 _UNPACKED = ContextVar("unpacked", default=False)
 
 

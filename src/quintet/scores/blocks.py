@@ -24,7 +24,7 @@ Blocks = list[tuple[Group, Group]]
 
 # Bytes for the working tensors of one block, by device and by whether gradients are wanted. Small on a CPU, where a
 # block that stays in the cache is quicker; with gradients it decides the peak memory of a training step.
-_BUDGETS = {("cpu", False): 8 << 20, ("cpu", True): 32 << 20, ("cuda", False): 512 << 20, ("cuda", True): 128 << 20}
+_BUDGETS = {("cpu", False): 8 << 20, ("cpu", True): 32 << 20, ("cuda", False): 512 << 20, ("cuda", True): 512 << 20}
 
 _ASPECT = 4  # texts per image in a block, about
 

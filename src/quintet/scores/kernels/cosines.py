@@ -111,9 +111,10 @@ class _Launch:
         tile = context_tile * at_once * query_tile
         warps = _warps(tile, backward)
         tiles = triton.cdiv(queries, at_once)
-        # A Gram matrix serves 8 tiles; in the backward pass each chunk writes one, so they are few.
-        chunks = min(tiles, 8) if backward else triton.cdiv(tiles, 8)
-        self.grid = (contexts, chunks)
+        # A Gram matrix serves 8 tiles; in the backward pass each chunk writes one, so chunks are few. A power of two,
+        # because each number of tiles is a kernel of its own, compiled when it is first met.
+        chunk = triton.next_power_of_2(triton.cdiv(tiles, 8) if backward else min(tiles, 8))
+        self.grid = (contexts, triton.cdiv(tiles, chunk))
         self.masks = [_bytes(context_mask, products), _bytes(query_mask, products)]
         one_each = squares.shape[0] == contexts and contexts > 1  # row i meets row i: own squares, own query mask
         self.sizes = (context_length, queries, query_length, queries * query_length if one_each else 0)
@@ -126,7 +127,7 @@ class _Launch:
             "LC": context_tile,
             "LQ": query_tile,
             "BQ": at_once,
-            "TILES": triton.cdiv(tiles, chunks),
+            "TILES": chunk,
             "PRECISION": DOT_PRECISION,
             "num_warps": warps,
         }

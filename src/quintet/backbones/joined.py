@@ -1,0 +1,54 @@
+"""Several towers that look at the same picture, their channels side by side: `efficientnet-lite0+resnet50-v1`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from quintet.backbones.preprocess import Preprocess
+from quintet.backbones.tower import ImageTower
+from quintet.errors import QuintetError
+
+
+class JoinedTower(ImageTower):
+    """The first tower's view of a picture, given to each tower in the numbers that it wants."""
+
+    def __init__(self, towers: Sequence[ImageTower]) -> None:
+        super().__init__()
+        sizes = {tower.preprocess.size for tower in towers}
+        if len(sizes) > 1:
+            raise QuintetError(
+                f"towers that are joined must want pictures of one size; these want "
+                f"{' and '.join(f'{height} x {width}' for height, width in sorted(sizes))}"
+            )
+        self.members = nn.ModuleList(towers)
+        self.preprocess = towers[0].preprocess
+        self.dim = sum(tower.dim for tower in towers)
+        self._wants = [tower.preprocess for tower in towers]
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """(n, 3, height, width) -> (n, dim, h, w), on the coarsest of their grids."""
+        grids = [
+            tower(_in_numbers_of(want, self.preprocess, pixels))
+            for tower, want in zip(self.members, self._wants, strict=True)
+        ]
+        cells = min((grid.shape[2], grid.shape[3]) for grid in grids)
+        return torch.cat([grid if grid.shape[2:] == cells else F.adaptive_avg_pool2d(grid, cells) for grid in grids], 1)
+
+
+def _in_numbers_of(want: Preprocess, have: Preprocess, pixels: Tensor) -> Tensor:
+    """(n, 3, height, width): `pixels` as `have` normalises them, turned into what `want` makes of the same bytes."""
+    if want == have:
+        return pixels
+    mean, std = _per_channel(have.mean, pixels), _per_channel(have.std, pixels)
+    values = (pixels * std + mean) / have.scale  # bytes
+    if want.channels != have.channels:
+        values = values.flip(1)
+    return (values * want.scale - _per_channel(want.mean, pixels)) / _per_channel(want.std, pixels)
+
+
+def _per_channel(values: tuple[float, float, float], like: Tensor) -> Tensor:
+    return torch.tensor(values, dtype=like.dtype, device=like.device).view(1, 3, 1, 1)

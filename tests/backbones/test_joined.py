@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+from quintet.backbones import create_tower
+from quintet.backbones.tower import is_trained
+from quintet.errors import QuintetError
+from quintet.search.towers import keep_tower, kept_tower
+from quintet.training.extractor import FeatureExtractor
+
+BOTH = "efficientnet-lite0+resnet50-v1"
+
+
+@pytest.fixture
+def picture() -> Image.Image:
+    rng = np.random.default_rng(0)
+    return Image.fromarray(rng.integers(0, 256, (40, 60, 3), dtype=np.uint8)).resize((300, 240))
+
+
+def test_each_tower_sees_the_picture_in_its_own_numbers(picture: Image.Image) -> None:
+    torch.manual_seed(0)
+    joined = create_tower(BOTH, pretrained=False)
+    first, second = joined.members
+    assert joined.dim == first.dim + second.dim == 1280 + 2048
+    with torch.no_grad():
+        grid = joined(joined.preprocess(picture)[None])
+        for tower, part in zip((first, second), grid.split([first.dim, second.dim], dim=1), strict=True):
+            alone = tower(tower.preprocess.__class__(**vars(tower.preprocess))(picture)[None])
+            assert torch.allclose(part, alone, atol=1e-4 * float(alone.abs().max()))
+    assert first.preprocess != second.preprocess, "RGB and BGR, two scales: what this test is about"
+
+
+def test_a_finer_grid_is_averaged_to_the_coarser(picture: Image.Image) -> None:
+    joined = create_tower("resnet18+vgg19", pretrained=False)
+    pixels = torch.randn(1, 3, 96, 96)
+    assert joined(pixels).shape == (1, 512 + 512, 3, 3)
+
+
+def test_weights_of_the_one_that_brings_none(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    resnet = create_tower("resnet50-v1", pretrained=False)
+    save_file(resnet.state_dict(), tmp_path / "resnet.safetensors")
+    joined = create_tower(BOTH, tmp_path / "resnet.safetensors")
+    assert all(torch.equal(value, joined.members[1].state_dict()[name]) for name, value in resnet.state_dict().items())
+    packaged = create_tower("efficientnet-lite0").state_dict()
+    assert all(torch.equal(value, joined.members[0].state_dict()[name]) for name, value in packaged.items())
+    with pytest.raises(QuintetError, match=r"2 of 'resnet18\+resnet50' need a file"):
+        create_tower("resnet18+resnet50", tmp_path / "resnet.safetensors")
+    with pytest.raises(QuintetError, match=r"'resnet18'.*weights=FILE"):
+        create_tower("small-cnn+resnet18")
+
+
+def test_one_size_for_all() -> None:
+    with pytest.raises(QuintetError, match="224 x 224 and 260 x 260"):
+        create_tower("efficientnet-lite0+efficientnet-lite2", pretrained=False)
+
+
+def test_which_joined_towers_are_trained() -> None:
+    assert is_trained("efficientnet-lite0+efficientnet-lite0")
+    assert not is_trained("efficientnet-lite0+small-cnn")
+
+
+def test_an_index_keeps_both(tmp_path: Path, picture: Image.Image) -> None:
+    torch.manual_seed(2)
+    save_file(create_tower("small-cnn").state_dict(), tmp_path / "small.safetensors")
+    save_file(create_tower("small-cnn+small-cnn").state_dict(), tmp_path / "both.safetensors")
+    extractor = FeatureExtractor.create("small-cnn+small-cnn", tmp_path / "both.safetensors", grid=(2, 2))
+    keep_tower(tmp_path / "towers", extractor.state())
+    (tmp_path / "both.safetensors").unlink()
+    state, weights = kept_tower(tmp_path / "towers", extractor.state())
+    again = FeatureExtractor.from_state(state, weights=weights)
+    assert again([picture]).fragments.shape == (1, 4, 256)
+    assert torch.equal(again([picture]).fragments, extractor([picture]).fragments)
