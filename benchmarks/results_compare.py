@@ -1,4 +1,4 @@
-"""Results of the Flickr8k grid, and what can be said of the difference between two of them."""
+"""Results of a grid, and what can be said of the difference between two of them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from flickr8k_grid import Row
 from quintet.files import read_json
 
 RESAMPLES = 2_000
@@ -117,16 +118,39 @@ class Comparison:
 
     def cells(self) -> tuple[str, ...]:
         if not self.pairs:
-            return ("0", "", "", "", self.verdict)
+            return ("", "0 of 0", "", "", self.verdict)
         mean = f"{statistics.fmean(self.differences):+.1f}"
-        return str(len(self.pairs)), mean, interval_text(self.seeds), interval_text(self.queries), self.verdict
+        above = f"{sum(difference > 0 for difference in self.differences)} of {len(self.pairs)}"
+        return mean, above, interval_text(self.seeds), interval_text(self.queries), self.verdict
 
 
-def compare(results: Results, pairs: Sequence[tuple[str, str]], suffix: str = "") -> Comparison:
+def series_names(rows: Sequence[Row]) -> dict[str | None, dict[str, str]]:
+    """For each series of a grid the names of its rows, by their names without series.
+
+    >>> series_names([Row("mmca-resnet50", 0, "MMCA", None, "resnet50"), Row("mmca", 0, "MMCA", None, "lite0")])
+    {'resnet50': {'mmca': 'mmca-resnet50'}, 'lite0': {'mmca': 'mmca'}}
+    """
+    found: dict[str | None, dict[str, str]] = defaultdict(dict)
+    for row in rows:
+        found[row.series][row.name.removesuffix(f"-{row.series}")] = row.name
+    return dict(found)
+
+
+def pairs_of_grid(rows: Sequence[Row], pairs: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """The pairs of names without series that a grid can measure, under their names in each series."""
+    return [
+        (names[better], names[worse])
+        for names in series_names(rows).values()
+        for better, worse in pairs
+        if better in names and worse in names
+    ]
+
+
+def compare(results: Results, pairs: Sequence[tuple[str, str]]) -> Comparison:
     """All seeds in which both sides of a pair were measured."""
     found = []
     for better, worse in pairs:
-        one, other = results.get(better + suffix, {}), results.get(worse + suffix, {})
+        one, other = results.get(better, {}), results.get(worse, {})
         found += [(one[seed], other[seed]) for seed in sorted(set(one) & set(other))]
     return Comparison(tuple(found))
 

@@ -1,135 +1,112 @@
-"""Writes docs/results.md from the files under benchmarks/results/flickr8k: no number in it is typed by hand.
+"""Writes docs/results.md and docs/results-scenes.md, one page per grid, from the files under benchmarks/results/GRID:
+no measured number in them is typed by hand.
 
 python benchmarks/results_page.py
 """
 
 from __future__ import annotations
 
-import statistics
 from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 import flickr8k_grid
+from flickr8k_grid import Row
 from plain_table import table
 from quintet.files import write_text
-from results_claims import CLAIMS, Claim
-from results_compare import Comparison, Result, Results, compare, interval_text, over_queries, read_results
+from results_claims import CLAIMS, PAPER_TABLES, Claim
+from results_compare import Results, compare, pairs_of_grid, read_results
+from results_tables import is_judged, mean_rsum, of_kind, paper_table_text, results_text
 
-RESULTS = Path(__file__).parent / "results" / "flickr8k"
-PAGE = Path(__file__).parent.parent / "docs" / "results.md"
+RESULTS = Path(__file__).parent / "results"
+DOCS = Path(__file__).parent.parent / "docs"
 CLIPSCORE = 0.512  # Hessel et al. 2021, Table 1
-RECALLS = [f"{way}_r{k}" for way in ("i2t", "t2i") for k in (1, 5, 10)]
-HEAD = """# Results on Flickr8k
 
-Written by `benchmarks/results_page.py` from the files under `benchmarks/results/flickr8k/`, one per run, each with its
-command, recipe, seed, device and versions. Test split, {images:,} photographs and {texts:,} captions; every epoch was
-selected on the validation split. {done} of {total} rows of the grid are measured, on {devices}.
+
+@dataclass(frozen=True)
+class Page:
+    """Where the results of a grid are written, and what is said of its corpus."""
+
+    file: str
+    title: str
+    about: str
+
+
+PAGES = {
+    "flickr8k": Page(
+        "results.md",
+        "Results on Flickr8k",
+        "[Results on scenes](results-scenes.md) are of a corpus that anybody can generate.",
+    ),
+    "scenes": Page(
+        "results-scenes.md",
+        "Results on scenes",
+        "The corpus is [generated](scenes.md), with small recipes; photographs are in [results](results.md).",
+    ),
+}
+HEAD = """# {title}
+
+Written by `benchmarks/results_page.py` from the files under `benchmarks/results/{grid}/`, one per run, each with its
+command, recipe, seed, device and versions. Test split, {images:,} pictures and {texts:,} sentences; every epoch was
+selected on the validation split. {done} of {total} rows of the grid are measured, on {devices}. {about}
 
 Recalls are per cent, mean over seeds. **rsum** has the sample standard deviation over seeds behind ±, and below it a
 95 % interval over test queries (groups drawn with replacement, the seeds' mean). S is the overlap of right and wrong
-pairs (Dual-Path, Eq. 10; lower is better). tau-c is the agreement with {judgements:,} expert judgements (CLIPScore's
-protocol; CLIPScore itself, which saw 400 million pairs, has {clipscore}). Seconds are of training with validation; runs
-shared the GPU, so they are upper bounds. Single models and ensembles are never in one table.
+pairs (Dual-Path, Eq. 10; lower is better). {people}Seconds are of training with validation; runs
+shared the GPU, so they are upper bounds. There is a table for every image tower whose features are read; under
+*pixels* the matcher has an image CNN of its own. Single models and ensembles are never in one table.
+"""
+PEOPLE = """tau-c is the agreement with {judgements:,} expert judgements (CLIPScore's
+protocol; CLIPScore itself, which saw 400 million pairs, has {clipscore}). """
+PAPER_TABLES_HEAD = """
+## The papers' tables, as they came out here
+
+Mean and sample standard deviation over seeds. The papers' numbers are of other data sets and other features; only the
+order can be compared.
 """
 CLAIMS_HEAD = """
 ## What the papers claim, and what we measured
 
-Each claim is an ordering. Differences in rsum are taken seed by seed, better minus worse as the paper has it. Two 95 %
-intervals: *over seeds* (Student's t over all pairs of runs: would other seeds show it?) and *over queries* (paired
-bootstrap over test groups: would other photographs?). **Confirmed** means that both lie above 0, **not confirmed** that
-both lie below 0, so that the opposite was measured; everything else is **inconclusive**: with so many seeds and queries
-the difference, if there is one, is too small to be seen. The papers' numbers are of other data sets and other features;
-only the order can be compared.
+Each claim is an ordering. Differences in rsum are taken seed by seed, better minus worse as the paper has it; *above 0*
+counts the pairs of runs that agree with the paper. Two 95 % intervals: *over seeds* (Student's t over all pairs of runs:
+would other seeds show it?) and *over queries* (paired bootstrap over test groups: would other pictures?). **Confirmed**
+means that both lie above 0, **not confirmed** that both lie below 0, so that the opposite was measured; everything else
+is **inconclusive**: with so few seeds and queries not even the sign of the difference is certain. Three seeds that
+scatter leave even a large difference inconclusive.
 """
 
 
-def suffixes() -> dict[str, str]:
-    """How the names of rows end in each series, and what its tower is called."""
-    return {
-        "" if series == flickr8k_grid.FIRST else f"-{series}": tower
-        for series, (tower, _) in flickr8k_grid.SERIES.items()
-    }
-
-
-def compare_all(claim: Claim, results: Results) -> Comparison:
-    """A claim over all its pairs and all towers."""
-    return Comparison(tuple(pair for suffix in suffixes() for pair in compare(results, claim.pairs, suffix).pairs))
-
-
-def claim_text(claim: Claim, results: Results) -> str:
-    columns = ("comparison", "pairs of runs", "difference in rsum", "over seeds", "over queries", "reading")
-    lines = []
-    measured = set()
-    for suffix, tower in suffixes().items():
-        for better, worse in claim.pairs:
-            found = compare(results, [(better, worse)], suffix)
-            if found.pairs:
-                measured.add((better, worse))
-                lines.append((f"{better} > {worse} ({tower})", *found.cells()))
-    whole = compare_all(claim, results)
+def claim_text(claim: Claim, grid: str, rows: Sequence[Row], results: Results) -> str:
+    columns = ("comparison", "difference in rsum", "above 0", "over seeds", "over queries", "reading")
+    pairs = pairs_of_grid(rows, claim.pairs)
+    found = {pair: compare(results, [pair]) for pair in pairs}
+    lines = [
+        (f"{better} > {worse} ({one.pairs[0][0].content['tower']})", *one.cells())
+        for (better, worse), one in found.items()
+        if one.pairs
+    ]
+    whole = compare(results, pairs)
     parts = [f"### {claim.title}: {whole.verdict}\n", f"{claim.source}.\n"]
     if lines:
         together = ("**together**", *whole.cells())
         parts.append(table(columns, [*lines, *([together] if len(lines) > 1 else [])]) + "\n")
-    if claim.note:
-        parts.append(claim.note + "\n")
-    missing = [f"{better} > {worse}" for better, worse in claim.pairs if (better, worse) not in measured]
+    notes = [note for note in (claim.note, claim.grid_notes.get(grid)) if note]
+    if notes:
+        parts.append(" ".join(notes) + "\n")
+    missing = [f"{better} > {worse}" for (better, worse), one in found.items() if not one.pairs]
     if missing:
         parts.append(f"Not measured: {', '.join(missing)}.\n")
     return "\n".join(parts)
 
 
-def results_text(results: Results, kind: str) -> str:
-    """The tables of single models or of ensembles, one per tower, best first."""
-    towers: dict[str, list[list[Result]]] = defaultdict(list)
-    for seeds in results.values():
-        of_name = list(seeds.values())
-        if of_name[0].content["kind"] == kind:
-            towers[of_name[0].content["tower"]].append(of_name)
-    columns = ("model", "loss", "seeds", *(f"{way} R@{k}" for way in ("i2t", "t2i") for k in (1, 5, 10)))
-    columns = (*columns, "rsum", "S", "tau-c", *(("s", "GiB") if kind == "single" else ()))
-    parts = []
-    for tower, rows in towers.items():
-        rows.sort(key=lambda row: -statistics.fmean(result.rsum for result in row))
-        parts.append(f"\n### {tower}\n\n" + table(columns, [_row(row, kind) for row in rows]) + "\n")
-    return "".join(parts) or "\nNone is measured yet.\n"
-
-
-def _best(results: Results, kind: str) -> str:
+def best_text(results: Results, kind: str) -> str:
     """The name with the highest mean rsum, and that mean."""
-    means = {
-        name: statistics.fmean(result.rsum for result in seeds.values())
-        for name, seeds in results.items()
-        if all(result.content["kind"] == kind for result in seeds.values())
-    }
-    name = max(means, key=lambda known: means[known], default="")
-    return f"`{name}`, rsum {means[name]:.1f}, mean of {len(results[name])} seeds" if name else ""
-
-
-def _row(seeds: list[Result], kind: str) -> tuple[str, ...]:
-    contents = [result.content for result in seeds]
-    first = contents[0]
-    recalls = [f"{statistics.fmean(found['metrics'][name] for found in contents):.1f}" for name in RECALLS]
-    sums = [result.rsum for result in seeds]
-    spread = f" ± {statistics.stdev(sums):.1f}" if len(sums) > 1 else ""
-    interval = interval_text(over_queries(np.mean([result.shares for result in seeds], axis=0)), "{:.1f}")
-    people = [found["human_agreement"]["tau_c"] for found in contents if found["human_agreement"]]
-    cells = [
-        f"{first['label']} (`{first['name']}`)",
-        first["loss"] or "",
-        str(len(seeds)),
-        *recalls,
-        f"**{statistics.fmean(sums):.1f}**{spread}<br>{interval}",
-        f"{statistics.fmean(found['similarities']['S'] for found in contents):.3f}",
-        f"{statistics.fmean(people):.3f}" if people else "",
-    ]
-    if kind == "single":
-        trained = [found for found in contents if "training" in found]
-        cells.append(f"{statistics.median(found['training']['seconds'] for found in trained):.0f}" if trained else "")
-        cells.append(f"{max(found['peak_memory']['bytes'] for found in trained) / 2**30:.1f}" if trained else "")
-    return tuple(cells)
+    known = of_kind(results, kind)
+    if not known:
+        return ""
+    name = max(known, key=lambda one: mean_rsum(known[one]))
+    return f"\nBest {kind}: `{name}`, rsum {mean_rsum(known[name]):.1f}, mean of {len(known[name])} seeds."
 
 
 def notes_text(results: Results) -> str:
@@ -143,50 +120,62 @@ def notes_text(results: Results) -> str:
     return "\n## What training warned of\n\n" + "\n".join(lines) + "\n" if lines else ""
 
 
-def missing_text(results: Results) -> str:
-    missing: dict[str, list[int]] = defaultdict(list)
-    for row in flickr8k_grid.rows(flickr8k_grid.METHODS, flickr8k_grid.ENSEMBLES):
-        if row.seed not in results.get(row.name, {}):
-            missing[row.name].append(row.seed)
+def missing_text(missing: Sequence[Row]) -> str:
     if not missing:
         return ""
-    lines = [f"- `{name}`, seed {', '.join(map(str, seeds))}" for name, seeds in missing.items()]
+    seeds: dict[str, list[int]] = defaultdict(list)
+    for row in missing:
+        seeds[row.name].append(row.seed)
+    lines = [f"- `{name}`, seed {', '.join(map(str, of_name))}" for name, of_name in seeds.items()]
     return "\n## Rows of the grid that are not measured\n\n" + "\n".join(lines) + "\n"
 
 
-def page(results: Results) -> str:
-    every = [result for seeds in results.values() for result in seeds.values()]
-    if not every:
-        return "# Results on Flickr8k\n\nNothing is measured yet; `python benchmarks/flickr8k.py` does it.\n"
-    first = every[0].content
-    judged = [found.content["human_agreement"] for found in every if found.content["human_agreement"]]
-    facts = {
-        "images": first["counts"]["images"],
-        "texts": first["counts"]["texts"],
-        "done": len(every),
-        "total": len(flickr8k_grid.rows(flickr8k_grid.METHODS, flickr8k_grid.ENSEMBLES)),
-        "devices": " and ".join(sorted({result.content["device"] for result in every})),
-        "judgements": judged[0]["judgements"] if judged else 0,
-        "clipscore": CLIPSCORE,
-    }
-    best = {kind: _best(results, kind) for kind in ("single", "ensemble")}
-    verdicts = [(claim.title, compare_all(claim, results).verdict) for claim in CLAIMS]
+def head_text(grid: str, results: Results, done: int, total: int) -> str:
+    every = [result.content for seeds in results.values() for result in seeds.values()]
+    people = ""
+    if is_judged(results):
+        judgements = next(found["human_agreement"]["judgements"] for found in every if found["human_agreement"])
+        people = PEOPLE.format(judgements=judgements, clipscore=CLIPSCORE)
+    return HEAD.format(
+        grid=grid,
+        title=PAGES[grid].title,
+        about=PAGES[grid].about,
+        images=every[0]["counts"]["images"],
+        texts=every[0]["counts"]["texts"],
+        done=done,
+        total=total,
+        devices=" and ".join(sorted({found["device"] for found in every})),
+        people=people,
+    )
+
+
+def page(grid: str, results: Results) -> str:
+    if not results:
+        command = f"python benchmarks/flickr8k.py --grid {grid}"
+        return f"# {PAGES[grid].title}\n\nNothing is measured yet; `{command}` does it.\n"
+    rows = flickr8k_grid.rows(*flickr8k_grid.GRIDS[grid])
+    missing = [row for row in rows if row.seed not in results.get(row.name, {})]
+    claims = [claim for claim in CLAIMS if pairs_of_grid(rows, claim.pairs)]
+    verdicts = [(claim.title, compare(results, pairs_of_grid(rows, claim.pairs)).verdict) for claim in claims]
+    papers = "".join(paper_table_text(paper, rows, results) for paper in PAPER_TABLES)
     parts = [
-        HEAD.format(**facts),
-        "".join(f"\nBest {kind}: {found}." for kind, found in best.items() if found) + "\n",
+        head_text(grid, results, len(rows) - len(missing), len(rows)),
+        best_text(results, "single") + best_text(results, "ensemble") + "\n",
         "\n## Single models\n" + results_text(results, "single"),
         "\n## Ensembles\n\nThe mean of the members' scores.\n" + results_text(results, "ensemble"),
+        PAPER_TABLES_HEAD + papers if papers else "",
         CLAIMS_HEAD + "\n" + table(("claim", "reading"), verdicts) + "\n",
-        *("\n" + claim_text(claim, results) for claim in CLAIMS),
+        *("\n" + claim_text(claim, grid, rows, results) for claim in claims),
         notes_text(results),
-        missing_text(results),
+        missing_text(missing),
     ]
     return "".join(parts)
 
 
-def main(results: Path = RESULTS, target: Path = PAGE) -> None:
-    write_text(target, page(read_results(results)))
-    print(f"written: {target}")
+def main(results: Path = RESULTS, docs: Path = DOCS) -> None:
+    for grid, where in PAGES.items():
+        write_text(docs / where.file, page(grid, read_results(results / grid)))
+        print(f"written: {docs / where.file}")
 
 
 if __name__ == "__main__":

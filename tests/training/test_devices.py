@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from quintet.errors import QuintetError
-from quintet.training.devices import device_name, pick_device
+from quintet.training.devices import cores_for_decoding, device_name, pick_device
 
 
 def test_each_process_has_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -20,3 +20,17 @@ def test_devices_that_are_not_there_are_told() -> None:
     for name in ("gpu", "cuda:99"):
         with pytest.raises(QuintetError, match="no device"):
             pick_device(name)
+
+
+def test_cores_are_left_to_decoding_while_an_accelerator_computes() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with cores_for_decoding(torch.device("cpu")):
+            assert torch.get_num_threads() == 2, "here they are the tower's"
+        with pytest.raises(KeyError), cores_for_decoding(torch.device("meta")):
+            assert torch.get_num_threads() == 1
+            raise KeyError
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)

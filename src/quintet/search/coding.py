@@ -20,6 +20,7 @@ from quintet.search.metadata import picture_facts
 from quintet.search.segments import Coded
 from quintet.search.sentences import Sentence
 from quintet.search.stores import Scalar
+from quintet.training.devices import cores_for_decoding
 from quintet.training.run import Run
 
 MAX_BYTES = 512 * 2**20  # of one picture file
@@ -74,7 +75,7 @@ class PictureCoder:
             except PictureError as error:
                 return error
 
-        with closing(self.book.new_segment()) as writer:
+        with cores_for_decoding(self.encoder.device), closing(self.book.new_segment()) as writer:
             for batch, results in batches_ahead(pictures, look, self.batch_size, self.workers):
                 fresh: dict[str, tuple[Found, _Read]] = {}  # of equal pictures in one batch one is coded
                 for found, result in zip(batch, results, strict=True):

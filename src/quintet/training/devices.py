@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -30,3 +32,18 @@ def device_name(name: str, has_gpu: bool) -> str:
     if name == "auto":
         name = "cuda" if has_gpu else "cpu"
     return f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if name == "cuda" else name
+
+
+@contextmanager
+def cores_for_decoding(device: torch.device) -> Iterator[None]:
+    """While an accelerator computes, leave the CPU to the threads that decode pictures.
+
+    Torch's own threads have nothing to do then but spin, and on many cores they slow decoding down several times.
+    """
+    before = torch.get_num_threads()
+    if device.type != "cpu":
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -16,6 +16,7 @@ from quintet.data.ahead import batches_ahead
 from quintet.data.corpus import Corpus, Image
 from quintet.data.pictures import open_picture
 from quintet.errors import CorpusError, PictureError
+from quintet.training.devices import cores_for_decoding
 from quintet.training.extractor import Crop, FeatureExtractor
 from quintet.training.feature_job import Dtype, FeatureJob, Skipped, finished_features, picture_fingerprint
 
@@ -78,7 +79,7 @@ def extract_features(
     if folder.exists() and not overwrite:
         return ExtractReport(folder, total, finished_features(folder, settings), total, 0.0)
     shape = (total, extractor.fragments, extractor.dim)
-    with FeatureJob(folder, settings, shape, dtype, overwrite) as job:
+    with cores_for_decoding(extractor.device), FeatureJob(folder, settings, shape, dtype, overwrite) as job:
         resumed = job.done
         if progress:
             progress(job.done, total)
