@@ -1,5 +1,6 @@
 """Every method on Flickr8k: the grid of `flickr8k_grid.py` on one GPU, several runs at once, one JSON file per row.
-With --grid scenes the smaller grid of the generated scenes.
+With --grid scenes the smaller grid of the generated scenes, with --grid trials what was tried before recipes were
+settled.
 
     quintet data import flickr PATH_TO_FLICKR8K corpora/flickr8k
     quintet features corpora/flickr8k
@@ -190,7 +191,7 @@ def _setting(text: str) -> tuple[str, str]:
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--grid", choices=list(flickr8k_grid.GRIDS), default="flickr8k")
-    parser.add_argument("--corpus", type=Path, help="corpora/flickr8k, or of the grid's name")
+    parser.add_argument("--corpus", type=Path, help="corpora/flickr8k, or corpora/scenes for its grid")
     parser.add_argument("--annotations", type=Path, help="ExpertAnnotations.txt, for the agreement with people")
     parser.add_argument("--runs", type=Path, help="runs/flickr8k, or of the grid's name")
     parser.add_argument("--results", type=Path, help="benchmarks/results/flickr8k, or of the grid's name")
@@ -204,7 +205,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--again", action="store_true", help="make the rows anew, and compare")
     parser.add_argument("--list", action="store_true", help="print the plan and train nothing")
     options = parser.parse_args(arguments)
-    options.corpus = options.corpus or Path("corpora") / options.grid
+    options.corpus = options.corpus or Path("corpora") / flickr8k_grid.GRIDS[options.grid].corpus
     options.runs = options.runs or Path("runs") / options.grid
     options.results = options.results or RESULTS / options.grid
     return options
@@ -212,7 +213,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
-    rows = with_overrides(flickr8k_grid.rows(*flickr8k_grid.GRIDS[options.grid]), options.set)
+    rows = with_overrides(flickr8k_grid.grid_rows(options.grid), options.set)
     chosen = select(rows, options.only, options.seeds)
     runs, results = options.runs, options.results
     if options.again:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from flickr8k_grid import SERIES, STUDY_OPTIONS, Row
+from flickr8k_grid import GRIDS, SERIES, STUDY_OPTIONS, Row
 from quintet.data.corpus import Corpus, Split
 from quintet.errors import QuintetError
 from quintet.evaluation.distributions import split_similarities
@@ -156,7 +156,7 @@ def again_command(row: Row, place: Place) -> str:
     """What makes this row anew, with all that it needs, in folders of its own."""
     given = "".join(f" --set '{pattern}:{setting}'" for pattern, setting in place.overrides)
     experts = " --annotations ExpertAnnotations.txt" if place.annotations is not None else ""
-    where = f"--grid {place.grid} --corpus corpora/{place.grid}"
+    where = f"--grid {place.grid} --corpus corpora/{GRIDS[place.grid].corpus}"
     return f"python benchmarks/flickr8k.py {where} --only {row.id} --again{experts}{given}"
 
 
@@ -183,7 +183,7 @@ def _measure(row: Row, place: Place, device: str) -> dict[str, Any]:
         "test_seconds": {"encoding": round(encoded - began, 3), "scoring": round(scored - encoded, 3)},
         "parameters": [sum(p.numel() for p in run.matcher.parameters()) for run in runs],
         "runs": [{"name": run.folder.name, "weights_sha256": run.weights_checksum} for run in runs],
-        "selected_epochs": [_selected_epochs(run) for run in runs],
+        "selected": [_selected(run) for run in runs],
         "corpus": corpus.name,
         "device": torch.cuda.get_device_name() if torch.device(device).type == "cuda" else "CPU",
     }
@@ -195,8 +195,10 @@ def _encode(run: Run, corpus: Corpus, split: Split, device: str) -> Member:
     return Member(run.matcher, *codes, name=run.folder.name)
 
 
-def _selected_epochs(run: Run) -> dict[str, int]:
-    return {name: stage["epoch"] for name, stage in read_head(run.folder).get("stages", {}).items()}
+def _selected(run: Run) -> dict[str, dict[str, Any]]:
+    """The epoch that each stage kept, and the validation split's rsum that it was kept for."""
+    found = read_head(run.folder).get("stages", {})
+    return {name: {"epoch": stage["epoch"], "rsum": stage["metrics"]["rsum"]} for name, stage in found.items()}
 
 
 def group_hits(ranks: Ranks) -> dict[str, str]:

@@ -118,7 +118,7 @@ class Comparison:
 
     def cells(self) -> tuple[str, ...]:
         if not self.pairs:
-            return ("", "0 of 0", "", "", self.verdict)
+            return ("", "", "", "", self.verdict)
         mean = f"{statistics.fmean(self.differences):+.1f}"
         above = f"{sum(difference > 0 for difference in self.differences)} of {len(self.pairs)}"
         return mean, above, interval_text(self.seeds), interval_text(self.queries), self.verdict

@@ -37,24 +37,31 @@ PAGES = {
     "flickr8k": Page(
         "results.md",
         "Results on Flickr8k",
-        "[Results on scenes](results-scenes.md) are of a corpus that anybody can generate.",
+        "[Results on scenes](results-scenes.md) are of a corpus that anybody can generate; before the recipes were "
+        "settled, [other settings were tried](results-trials.md).",
     ),
     "scenes": Page(
         "results-scenes.md",
         "Results on scenes",
         "The corpus is [generated](scenes.md), with small recipes; photographs are in [results](results.md).",
     ),
+    "trials": Page(
+        "results-trials.md",
+        "What was tried on Flickr8k",
+        "One seed each: what is chosen here by the validation split is measured under three in [results](results.md).",
+    ),
 }
 HEAD = """# {title}
 
 Written by `benchmarks/results_page.py` from the files under `benchmarks/results/{grid}/`, one per run, each with its
 command, recipe, seed, device and versions. Test split, {images:,} pictures and {texts:,} sentences; every epoch was
-selected on the validation split. {done} of {total} rows of the grid are measured, on {devices}. {about}
+selected on the validation split. {done} of {total} rows of the grid are measured, on {devices}.
+{about}
 
 Recalls are per cent, mean over seeds. **rsum** has the sample standard deviation over seeds behind ±, and below it a
 95 % interval over test queries (groups drawn with replacement, the seeds' mean). S is the overlap of right and wrong
-pairs (Dual-Path, Eq. 10; lower is better). {people}Seconds are of training with validation; runs
-shared the GPU, so they are upper bounds. There is a table for every image tower whose features are read; under
+pairs (Dual-Path, Eq. 10; lower is better). {people}Dev rsum is the validation
+split's. Seconds are of training with validation; runs shared the GPU, so they are upper bounds. There is a table for every image tower whose features are read; under
 *pixels* the matcher has an image CNN of its own. Single models and ensembles are never in one table.
 """
 PEOPLE = """tau-c is the agreement with {judgements:,} expert judgements (CLIPScore's
@@ -63,17 +70,18 @@ PAPER_TABLES_HEAD = """
 ## The papers' tables, as they came out here
 
 Mean and sample standard deviation over seeds. The papers' numbers are of other data sets and other features; only the
-order can be compared.
+order can be compared. Rows are ordered by rsum. S may order them otherwise: it counts all wrong pairs alike, recall
+only the nearest.
 """
 CLAIMS_HEAD = """
 ## What the papers claim, and what we measured
 
 Each claim is an ordering. Differences in rsum are taken seed by seed, better minus worse as the paper has it; *above 0*
-counts the pairs of runs that agree with the paper. Two 95 % intervals: *over seeds* (Student's t over all pairs of runs:
-would other seeds show it?) and *over queries* (paired bootstrap over test groups: would other pictures?). **Confirmed**
-means that both lie above 0, **not confirmed** that both lie below 0, so that the opposite was measured; everything else
-is **inconclusive**: with so few seeds and queries not even the sign of the difference is certain. Three seeds that
-scatter leave even a large difference inconclusive.
+counts the pairs of runs that agree with the paper. Two 95 % intervals: *over seeds* (Student's t over all pairs of
+runs: would other seeds show it?) and *over queries* (paired bootstrap over test groups: would other pictures?).
+**Confirmed** means that both lie above 0, **not confirmed** that both lie below 0, so that the opposite was measured.
+Everything else is **inconclusive**: the difference is small, or so few seeds scatter so much that even the sign of a
+large one is not certain.
 """
 
 
@@ -95,7 +103,7 @@ def claim_text(claim: Claim, grid: str, rows: Sequence[Row], results: Results) -
     if notes:
         parts.append(" ".join(notes) + "\n")
     missing = [f"{better} > {worse}" for (better, worse), one in found.items() if not one.pairs]
-    if missing:
+    if missing and lines:
         parts.append(f"Not measured: {', '.join(missing)}.\n")
     return "\n".join(parts)
 
@@ -152,11 +160,14 @@ def head_text(grid: str, results: Results, done: int, total: int) -> str:
 def page(grid: str, results: Results) -> str:
     if not results:
         command = f"python benchmarks/flickr8k.py --grid {grid}"
-        return f"# {PAGES[grid].title}\n\nNothing is measured yet; `{command}` does it.\n"
-    rows = flickr8k_grid.rows(*flickr8k_grid.GRIDS[grid])
+        return f"# {PAGES[grid].title}\n\nNothing is measured yet; `{command}` does it. {PAGES[grid].about}\n"
+    rows = flickr8k_grid.grid_rows(grid)
     missing = [row for row in rows if row.seed not in results.get(row.name, {})]
     claims = [claim for claim in CLAIMS if pairs_of_grid(rows, claim.pairs)]
-    verdicts = [(claim.title, compare(results, pairs_of_grid(rows, claim.pairs)).verdict) for claim in claims]
+    verdicts = []
+    for claim in claims:
+        mean, above, *_, reading = compare(results, pairs_of_grid(rows, claim.pairs)).cells()
+        verdicts.append((claim.title, mean, above, reading))
     papers = "".join(paper_table_text(paper, rows, results) for paper in PAPER_TABLES)
     parts = [
         head_text(grid, results, len(rows) - len(missing), len(rows)),
@@ -164,7 +175,7 @@ def page(grid: str, results: Results) -> str:
         "\n## Single models\n" + results_text(results, "single"),
         "\n## Ensembles\n\nThe mean of the members' scores.\n" + results_text(results, "ensemble"),
         PAPER_TABLES_HEAD + papers if papers else "",
-        CLAIMS_HEAD + "\n" + table(("claim", "reading"), verdicts) + "\n",
+        CLAIMS_HEAD + "\n" + table(("claim", "difference in rsum", "above 0", "reading"), verdicts) + "\n",
         *("\n" + claim_text(claim, grid, rows, results) for claim in claims),
         notes_text(results),
         missing_text(missing),

@@ -23,8 +23,8 @@ def results_text(results: Results, kind: str) -> str:
     for seeds in of_kind(results, kind).values():
         towers[seeds[0].content["tower"]].append(seeds)
     judged = is_judged(results)
-    columns = ("model", "loss", "seeds", *RECALLS.values(), "rsum", "S")
-    columns = (*columns, *(("tau-c",) if judged else ()), *(("s", "GiB") if kind == "single" else ()))
+    columns = ("model", "loss", "seeds", *RECALLS.values(), "rsum", "S", *(("tau-c",) if judged else ()))
+    columns = (*columns, *(("dev rsum", "s", "GiB") if kind == "single" else ()))
     parts = []
     for tower, models in towers.items():
         rows = [_row(seeds, kind, judged) for seeds in sorted(models, key=mean_rsum, reverse=True)]
@@ -45,8 +45,12 @@ def paper_table_text(paper: PaperTable, rows: Sequence[Row], results: Results) -
         order = sorted(measured, key=lambda name: mean_rsum(measured[name]), reverse=True)
         lines = [_paper_row(measured[name], paper.rows[name]) for name in order]
         tower = measured[order[0]][0].content["tower"]
-        parts.append(f"{tower}, best first:\n\n{table(columns, lines)}\n\n{_overlaps_text(measured, order)}\n")
-    return f"\n### {paper.title}\n\n{paper.source}. {paper.note}\n\n" + "\n".join(parts) if parts else ""
+        parts.append(f"From {tower}, best first:\n\n{table(columns, lines)}\n\n{_overlaps_text(measured, order)}\n")
+    return (
+        f"\n### {paper.title}\n\nPublished numbers: {paper.source}. {paper.note}\n\n" + "\n".join(parts)
+        if parts
+        else ""
+    )
 
 
 def of_kind(results: Results, kind: str) -> dict[str, Seeds]:
@@ -101,6 +105,8 @@ def _row(seeds: Seeds, kind: str, judged: bool) -> tuple[str, ...]:
         people = [found["human_agreement"]["tau_c"] for found in contents if found["human_agreement"]]
         cells.append(f"{statistics.fmean(people):.3f}" if people else "")
     if kind == "single":
+        chosen = [list(found["selected"][0].values())[-1]["rsum"] for found in contents if "selected" in found]
+        cells.append(f"{statistics.fmean(chosen):.1f}" if chosen else "")
         trained = [found for found in contents if "training" in found]
         cells.append(f"{statistics.median(found['training']['seconds'] for found in trained):.0f}" if trained else "")
         cells.append(f"{max(found['peak_memory']['bytes'] for found in trained) / 2**30:.1f}" if trained else "")

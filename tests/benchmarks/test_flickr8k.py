@@ -174,7 +174,7 @@ def test_made_again_is_compared_with_the_record(
 def test_several_processes_make_the_same_rows(
     flickr8k: Any, toy: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(toy.grid.GRIDS, "flickr8k", (toy.methods, toy.ensembles))
+    monkeypatch.setitem(toy.grid.GRIDS, "flickr8k", toy.grid.Grid(toy.methods, toy.ensembles))
     place = toy.place
     folders = ["--corpus", str(place.corpus), "--runs", str(place.runs), "--results", str(place.results)]
     options = [

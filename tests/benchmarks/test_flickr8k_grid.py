@@ -11,7 +11,7 @@ from quintet.training.studies import STUDIES
 
 def test_the_grid_has_every_method_the_benchmark_promises(script: Any) -> None:
     grid = script("flickr8k_grid")
-    rows = grid.rows()
+    rows = grid.grid_rows("flickr8k")
     names = {row.name for row in rows}
     for method in ("vse-avg", "vse-gpo", "scan-t2i", "scan-i2t", "bfan-equal", "bfan-prob", "vsrn"):
         assert {f"{method}-{loss}" for loss in ("online", "off-tri", "off-quin", "adap-off-quin")} <= names
@@ -29,8 +29,8 @@ def test_the_grid_has_every_method_the_benchmark_promises(script: Any) -> None:
 
 
 def test_every_recipe_of_the_grid_is_shipped_and_takes_its_overrides(script: Any) -> None:
-    for methods, _ in script("flickr8k_grid").GRIDS.values():
-        for method in methods:
+    for grid in script("flickr8k_grid").GRIDS.values():
+        for method in grid.methods:
             assert method.recipe in list_recipes()
             load_recipe(method.recipe, list(method.overrides))
 

@@ -16,6 +16,11 @@ def pages(script: Any) -> Any:
     return script("results_page")
 
 
+@pytest.fixture
+def comparisons(script: Any) -> Any:
+    return script("results_compare")
+
+
 def content(name: str, seed: int, level: float, kind: str = "single", spread: float = 1.0) -> dict[str, Any]:
     """A result whose rsum is about 600 x level, the same queries being easy for everybody."""
     ease = np.random.default_rng(7).random(GROUPS)
@@ -44,35 +49,43 @@ def three(name: str, level: float, **more: Any) -> list[dict[str, Any]]:
     return [content(name, seed, level, **more) for seed in range(3)]
 
 
-def reading(pages: Any, folder: Path, better: str = "hrem-fusion", worse: str = "hrem-none") -> str:
-    return pages.compare(pages.read_results(folder), [(better, worse)]).verdict
+def written(pages: Any, folder: Path, grid: str = "flickr8k") -> str:
+    return pages.page(grid, pages.read_results(folder))
 
 
-def test_readings_follow_from_both_intervals(pages: Any, tmp_path: Path) -> None:
+def section(text: str, start: str, end: str = "\n#") -> str:
+    return text.partition(start)[2].partition(end)[0]
+
+
+def reading(comparisons: Any, folder: Path, better: str = "hrem-fusion", worse: str = "hrem-none") -> str:
+    return comparisons.compare(comparisons.read_results(folder), [(better, worse)]).verdict
+
+
+def test_readings_follow_from_both_intervals(comparisons: Any, tmp_path: Path) -> None:
     clear = write(tmp_path / "clear", *three("hrem-fusion", 0.8), *three("hrem-none", 0.4))
-    assert reading(pages, clear) == "confirmed"
-    assert reading(pages, clear, "hrem-none", "hrem-fusion") == "not confirmed"
+    assert reading(comparisons, clear) == "confirmed"
+    assert reading(comparisons, clear, "hrem-none", "hrem-fusion") == "not confirmed"
     close = write(tmp_path / "close", *three("hrem-fusion", 0.5, spread=4.0), *three("hrem-none", 0.5, spread=4.0))
-    assert reading(pages, close) == "inconclusive"
+    assert reading(comparisons, close) == "inconclusive"
     one = write(tmp_path / "one", content("hrem-fusion", 0, 0.9), content("hrem-none", 0, 0.1))
-    assert reading(pages, one) == "inconclusive (one pair)"
-    assert reading(pages, tmp_path / "nothing") == "not measured"
+    assert reading(comparisons, one) == "inconclusive (one pair)"
+    assert reading(comparisons, tmp_path / "nothing") == "not measured"
 
 
-def test_pairs_are_of_one_seed(pages: Any, tmp_path: Path) -> None:
+def test_pairs_are_of_one_seed(comparisons: Any, tmp_path: Path) -> None:
     folder = write(
         tmp_path / "r", content("a", 0, 0.5), content("a", 2, 0.6), content("b", 1, 0.5), content("b", 2, 0.4)
     )
-    found = pages.compare(pages.read_results(folder), [("a", "b")])
+    results = comparisons.read_results(folder)
+    found = comparisons.compare(results, [("a", "b")])
     assert [(one.seed, other.seed) for one, other in found.pairs] == [(2, 2)]
-    results = pages.read_results(folder)
     assert found.differences == [pytest.approx(results["a"][2].rsum - results["b"][2].rsum)]
 
 
-def test_shares_of_groups_add_up_to_rsum(pages: Any) -> None:
-    result = pages.Result(content("a", 0, 0.5))
+def test_shares_of_groups_add_up_to_rsum(comparisons: Any) -> None:
+    result = comparisons.Result(content("a", 0, 0.5))
     assert result.shares.sum() == pytest.approx(result.rsum)
-    low, high = pages.over_queries(result.shares)
+    low, high = comparisons.over_queries(result.shares)
     assert low < result.rsum < high
 
 
@@ -81,14 +94,14 @@ def test_a_partial_grid_makes_a_page_that_says_what_is_missing(pages: Any, tmp_p
         tmp_path / "r", *three("hrem-fusion", 0.8), *three("hrem-none", 0.4), content("scan-t2i-online", 1, 0.5),
         *three("hrem-ensemble", 0.9, kind="ensemble"),
     )  # fmt: skip
-    pages.main(folder, tmp_path / "results.md")
-    text = (tmp_path / "results.md").read_text()
+    text = written(pages, folder)
     assert "### Relations among samples help: confirmed" in text
     assert "### MMCA beats SCAN: not measured" in text
-    assert "Not measured: hrem-standalone > hrem-none." in text
+    assert "Not measured: hrem-standalone > hrem-none" in text
     assert "- `scan-t2i-online`, seed 0, 2" in text
     assert "- `mmca`, seed 0, 1, 2" in text
-    single, ensembles = text.split("## Ensembles")[0], text.split("## Ensembles")[1].split("## What the papers")[0]
+    single, ensembles = (section(text, f"\n## {title}", "\n## ") for title in ("Single models", "Ensembles"))
+    assert "HREM-FUSION" in single
     assert "HREM-ENSEMBLE" not in single
     assert "HREM-ENSEMBLE" in ensembles
     assert "HREM-FUSION" not in ensembles
@@ -97,11 +110,86 @@ def test_a_partial_grid_makes_a_page_that_says_what_is_missing(pages: Any, tmp_p
 
 def test_warnings_of_training_stand_on_the_page(pages: Any, tmp_path: Path) -> None:
     folder = write(tmp_path / "r", content("vsrn-online", 0, 0.1) | {"notes": ["the scores have collapsed"]})
-    assert "- `vsrn-online-seed0`: the scores have collapsed" in pages.page(pages.read_results(folder))
+    assert "- `vsrn-online-seed0`: the scores have collapsed" in written(pages, folder)
 
 
 def test_without_results_the_page_says_so(pages: Any, tmp_path: Path) -> None:
-    assert "Nothing is measured yet" in pages.page(pages.read_results(tmp_path))
+    assert "`python benchmarks/flickr8k.py --grid scenes` does it" in written(pages, tmp_path, "scenes")
+
+
+def test_every_grid_gets_its_page_from_its_own_folder(pages: Any, script: Any, tmp_path: Path) -> None:
+    assert list(pages.PAGES) == list(script("flickr8k_grid").GRIDS)
+    (tmp_path / "results").mkdir()
+    write(tmp_path / "results" / "flickr8k", *three("mmca", 0.8))
+    write(tmp_path / "results" / "scenes", *three("vse-avg-online", 0.6))
+    pages.main(tmp_path / "results", tmp_path / "docs")
+    flickr8k, scenes, trials = ((tmp_path / "docs" / one.file).read_text() for one in pages.PAGES.values())
+    assert flickr8k.startswith("# Results on Flickr8k\n")
+    assert scenes.startswith("# Results on scenes\n")
+    assert ("`mmca`, rsum" in flickr8k, "`mmca`, rsum" in scenes) == (True, False)
+    assert trials.startswith("# What was tried on Flickr8k\n\nNothing is measured yet")
+    grids = script("flickr8k_grid")
+    for grid, text in (("flickr8k", flickr8k), ("scenes", scenes)):
+        assert f"3 of {len(grids.grid_rows(grid))} rows" in text
+
+
+def test_claims_without_a_pair_in_the_grid_are_left_out(pages: Any, tmp_path: Path) -> None:
+    folder = write(tmp_path / "r", *three("vse-avg-online", 0.6))
+    flickr8k, scenes = (written(pages, folder, grid) for grid in ("flickr8k", "scenes"))
+    for title in ("BFAN beats SCAN", "GPO beats average pooling"):
+        assert (title in flickr8k, title in scenes) == (True, False)
+    assert "### OffTri beats the online triplet loss: not measured" in scenes
+    assert "bfan" not in scenes
+
+
+def test_without_judgements_nothing_is_said_of_them(pages: Any, tmp_path: Path) -> None:
+    judged = three("mmca", 0.6)
+    assert written(pages, write(tmp_path / "judged", *judged)).count("tau-c") == 2  # explained, and a column
+    alone = written(pages, write(tmp_path / "alone", *(one | {"human_agreement": None} for one in judged)))
+    assert "tau-c" not in alone
+    assert "CLIPScore" not in alone
+
+
+def test_a_papers_table_stands_in_the_order_that_came_out(pages: Any, tmp_path: Path) -> None:
+    levels = {"full": (0.5, 0.1), "instance-2": (0.8, 0.3), "ranking-2": (0.3, 0.2)}
+    folder = write(
+        tmp_path / "r",
+        *(
+            one | {"tower": "pixels", "similarities": {"S": overlap + 0.01 * one["seed"]}}
+            for key, (level, overlap) in levels.items()
+            for one in three(f"dual-path-{key}", level)
+        ),
+    )
+    found = section(written(pages, folder, "scenes"), "### Dual-Path, Table II")
+    rows = [line for line in found.splitlines() if line.startswith("| DUAL")]
+    assert ["instance-2" in rows[0], "full" in rows[1], "ranking-2" in rows[2]] == [True] * 3
+    assert "| 50.5 and 34.9 | 3 |" in rows[0]
+    assert rows[0].endswith("| 0.310 ± 0.010 |")
+    assert "least overlap first: `dual-path-full`, `dual-path-ranking-2`, `dual-path-instance-2`." in found
+
+
+def test_notes_are_of_their_grid(pages: Any, tmp_path: Path) -> None:
+    folder = write(tmp_path / "r", *three("mmca", 0.6), *three("vse-avg-online", 0.5))
+    flickr8k, scenes = (
+        section(written(pages, folder, grid), "### MMCA beats VSE++") for grid in ("flickr8k", "scenes")
+    )
+    assert ("pretrained encoder here" in flickr8k, "from scratch here" in flickr8k) == (True, False)
+    assert ("pretrained encoder here" in scenes, "from scratch here" in scenes) == (False, True)
+
+
+def test_pairs_are_of_one_series_and_in_the_grid(comparisons: Any, script: Any) -> None:
+    grid = script("flickr8k_grid")
+    first, second = list(grid.SERIES)[:2]
+    methods = (
+        grid.Method("a", "A", "r", series=(first, second)),
+        grid.Method("b", "B", "r", series=(second,)),
+        grid.Method("c", "C", "r", series=()),
+        grid.Method("d", "D", "r", series=()),
+    )
+    rows = grid.rows(methods, (), (0,))
+    assert comparisons.pairs_of_grid(rows, [("a", "b")]) == [(f"a-{second}", f"b-{second}")]
+    assert comparisons.pairs_of_grid(rows, [("c", "d")]) == [("c", "d")]
+    assert comparisons.pairs_of_grid(rows, [("a", "c"), ("a", "e")]) == []
 
 
 def test_students_t_is_scipys(script: Any) -> None:
@@ -110,13 +198,16 @@ def test_students_t_is_scipys(script: Any) -> None:
         assert quantile == pytest.approx(stats.t.ppf(0.975, freedom), abs=1e-3)
 
 
-def test_claims_are_about_rows_of_the_grid(script: Any) -> None:
-    known = {row.name for row in script("flickr8k_grid").rows()} | {"heads"}
-    named = {name for claim in script("results_claims").CLAIMS for pair in claim.pairs for name in pair}
-    assert named - known == set()
+def test_claims_and_papers_tables_are_about_rows_of_the_grids(script: Any) -> None:
+    grid, claims = script("flickr8k_grid"), script("results_claims")
+    series_names = script("results_compare").series_names
+    known = {name for one in grid.GRIDS for names in series_names(grid.grid_rows(one)).values() for name in names}
+    named = {name for claim in claims.CLAIMS for pair in claim.pairs for name in pair}
+    assert named | {name for paper in claims.PAPER_TABLES for name in paper.rows} <= known
+    assert {key for claim in claims.CLAIMS for key in claim.grid_notes} <= set(grid.GRIDS)
 
 
-@pytest.mark.parametrize("name", ["flickr8k_grid", "results_compare"])
+@pytest.mark.parametrize("name", ["flickr8k_grid", "results_compare", "results_tables"])
 def test_examples_in_the_scripts_hold(script: Any, name: str) -> None:
     found = doctest.testmod(script(name))
     assert found.attempted

@@ -207,7 +207,7 @@ def test_the_command_serves_on_while_a_build_is_killed_and_stops_when_told(
         line = server.stderr.readline()
         base = re.search(r"http://localhost:\d+", line)
         assert base, line
-        with httpx2.Client(base_url=base[0]) as client:
+        with httpx2.Client(base_url=base[0], timeout=60) as client:
             before = client.get("/api/index").json()["index"]
             Image.fromarray(np.full((40, 40, 3), 77, np.uint8)).save(pictures / "new.png")
             killed = subprocess.run([sys.executable, "-c", WRITER, made, pictures, index], env=environment, check=False)
@@ -216,7 +216,7 @@ def test_the_command_serves_on_while_a_build_is_killed_and_stops_when_told(
             assert client.post("/api/search", json={"query": "red"}).status_code == 200
             assert client.get("/api/index").json()["index"] == before
             build(made, pictures, index)  # goes on where the killed one was
-            for _ in range(100):
+            for _ in range(600):
                 facts = client.get("/api/index").json()["index"]
                 if facts["generation"] > before["generation"]:
                     break

@@ -28,9 +28,8 @@ def test_cores_are_left_to_decoding_while_an_accelerator_computes() -> None:
     try:
         with cores_for_decoding(torch.device("cpu")):
             assert torch.get_num_threads() == 2, "here they are the tower's"
-        with pytest.raises(KeyError), cores_for_decoding(torch.device("meta")):
+        with cores_for_decoding(torch.device("meta")):
             assert torch.get_num_threads() == 1
-            raise KeyError
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
