@@ -102,6 +102,23 @@ def mmca(name: str, found: dict[str, Any]) -> str:
     return f"{device}, {size} (`{name}`)\n\n" + table(columns, rows)
 
 
+def dual_path(name: str, found: dict[str, Any]) -> str:
+    sizes, rows = found["settings"], []
+    for row in found["rows"]:
+        floor = f"{row['floor_ms']:.2f}" if row.get("floor_ms") else ""
+        peak = f"{row['peak_gib']:.1f}" if row.get("peak_gib") else ""
+        rate = f"{row['items_per_second']:,.0f}"
+        what = {"image": "pictures", "text": "sentences", "both": "pairs"}[row["part"]]
+        rows.append((what, row["mode"], row["precision"], row["batch"], rate, f"{row['batch_ms']:.1f}", floor, peak))
+    device = found["provenance"]["machine"]["accelerator"] or "CPU"
+    size = (
+        f"{sizes['tower']} on 224 x 224, text CNN in {sizes['text_layout']}'s arrangement on {sizes['length']} words, "
+    )
+    size += f"step with {sizes['classes']:,} classes; the floor is counted operations over the device's stated peak"
+    columns = ("what", "how", "precision", "batch", "a second", "ms a batch", "floor, ms", "peak GiB")
+    return f"{device}, {size} (`{name}`)\n\n" + table(columns, rows)
+
+
 def accuracy_speed(name: str, found: dict[str, Any]) -> str:
     sizes, rows = found["settings"], []
     for row in found["rows"]:
@@ -184,6 +201,7 @@ def main() -> None:
         text += f"{settings['layers']}-layer text encoder.\n\n"
         parts.append(text + table(("mechanism", "precision", "ms", "peak GiB"), rows) + "\n")
     for title, part, names in (
+        ("Dual-Path's two CNNs", dual_path, ("dual_path.json",)),
         ("MMCA's joint scores", mmca, ("mmca_h200.json", "mmca_cpu.json")),
         ("Inference of every matcher", accuracy_speed, ("accuracy_speed_h200.json", "accuracy_speed_cpu.json")),
         ("Indexing pictures", search_tables.encoding, ("encoding_cuda.json", "encoding_cpu.json")),
