@@ -130,9 +130,10 @@ SCENES_METHODS = (
 )
 SCENES_ENSEMBLES = (Ensemble("hrem", "HREM fusion + standalone", ("hrem-fusion", "hrem-standalone")),)
 
-# What was tried on Flickr8k before settings were chosen, by the validation split. Two names in one row of a table of
-# results are the grid's own; the others say what is different.
+# What was tried on Flickr8k before settings were chosen, by the validation split. Names of the grid stand for its own
+# settings; the others say what is different.
 ONLINE: dict[str, Any] = {"study": "aoq", "variants": ("online",)}
+EARLY = ("stages.online.loss.triplet.warmup_epochs=2",)
 CONTRASTIVE = ("stages.online.loss={contrastive: {temperature: 0.05}}", "stages.online.reduction=mean")
 LARGE_BATCHES = ("stages.online.batches={size: 256, per: images}", "stages.online.optimizer.weight_decay=0.01")
 TRIALS = (
@@ -141,6 +142,10 @@ TRIALS = (
     Method("scan-i2t", "SCAN i2t", "aoq-scan-flickr8k", I2T, **ONLINE),
     Method("scan-marks", "SCAN t2i with <start>, <end>", "aoq-scan-flickr8k", ("data.tokenizer.marks=true",), **ONLINE),
     Method("scan-plain", "SCAN t2i, no augmentation", "aoq-scan-flickr8k", ("data.augment={}",), **ONLINE),
+    Method("scan-dropout", "SCAN t2i, words dropped out", "aoq-scan-flickr8k", ("matcher.dropout=0.3",), **ONLINE),
+    Method("scan-early", "SCAN t2i, two epochs of warm-up", "aoq-scan-flickr8k", EARLY, **ONLINE),
+    Method("vse-avg-dropout", "VSE++, features dropped out", "aoq-vse-flickr8k", ("matcher.dropout=0.3",), **ONLINE),
+    Method("vse-avg-early", "VSE++, two epochs of warm-up", "aoq-vse-flickr8k", EARLY, **ONLINE),
     Method("bfan-equal", "BFAN equal", "aoq-bfan-flickr8k", **ONLINE),
     Method("mmca", "MMCA", "mmca-flickr8k"),
     Method("hrem-fusion", "HREM fusion", "hrem-fusion-flickr8k"),
