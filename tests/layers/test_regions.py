@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from torch import nn
 
 from quintet.layers.regions import RegionProjection, xavier_linear
 
@@ -64,6 +65,20 @@ def test_gradients_reach_every_parameter(mlp: bool) -> None:
     projection = RegionProjection(8, 6, mlp=mlp)
     projection(torch.randn(3, 4, 8), MASK).square().sum().backward()
     assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in projection.parameters())
+
+
+@pytest.mark.parametrize("mlp", [False, True])
+def test_dropout_hides_channels_in_training_alone(mlp: bool) -> None:
+    projection = RegionProjection(1000, 1000, mlp=mlp, dropout=0.4)
+    nn.init.eye_(projection.fc.weight)
+    if projection.mlp is not None:
+        nn.init.zeros_(projection.mlp.layers[1].weight)
+        nn.init.zeros_(projection.mlp.layers[1].bias)
+    fragments = torch.ones(3, 4, 1000)
+    found = projection.train()(fragments)
+    assert abs((found == 0).float().mean() - 0.4) < 0.03
+    torch.testing.assert_close(found.mean(), torch.tensor(1.0), atol=0.05, rtol=0)
+    torch.testing.assert_close(projection.eval()(fragments), fragments)
 
 
 def test_names_are_those_of_the_authors() -> None:

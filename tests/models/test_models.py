@@ -84,3 +84,21 @@ def test_names_and_arguments_are_checked() -> None:
         create_model("vse++", vocabulary_size=10, image_dim=8, embed_dims=4)
     with pytest.raises(RecipeError, match="needs the argument 'vocabulary_size'"):
         create_model("vse++", image_dim=8)
+
+
+HIDING = ("bfan", "hrem", "mmca", "scan", "vsrn")
+
+
+@pytest.mark.parametrize("name", HIDING)
+def test_channels_of_regions_are_hidden_in_training_alone(name: str) -> None:
+    arguments = {key: value for key, value in SMALL.items() if key in MODELS.parameters(name)} | MORE.get(name, {})
+    matcher = create_model(name, **arguments, image_dropout=0.5).eval()
+    measured = matcher.encode_images(images(4))
+    for part in matcher.modules():
+        part.training = isinstance(part, nn.Dropout) and part.p == 0.5
+    hidden = matcher.encode_images(images(4))
+    again = matcher.eval().encode_images(images(4))
+    for key in ("embedding", "fragments"):
+        if getattr(measured, key) is not None:
+            assert not torch.equal(getattr(hidden, key), getattr(measured, key))
+            assert torch.equal(getattr(again, key), getattr(measured, key))

@@ -3,7 +3,6 @@ from __future__ import annotations
 import io
 import json
 import struct
-import threading
 import time
 import zlib
 from collections.abc import Callable

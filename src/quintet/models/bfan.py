@@ -86,12 +86,14 @@ def build_bfan(
     relu_slope: float = 0.1,
     bidirectional: bool = True,
     dropout: float = 0.0,
+    image_dropout: float = 0.0,
     precision: Precision = "float32",
     engine: Engine = "auto",
     budget: int | None = None,
 ) -> BFAN:
     """BFAN from plain arguments; `bidirectional` is about the GRU. The published figures average `equal` and `prob`.
 
+    `dropout` hides channels of word embeddings in training, `image_dropout` those of regions; the papers have neither.
     `precision`, `engine` and `budget` (bytes) are about speed and memory, not about the method.
 
     >>> import torch
@@ -106,7 +108,7 @@ def build_bfan(
     check_choice("precision", precision, Precision)
     check_choice("engine", engine, Engine)
     return BFAN(
-        RegionProjection(image_dim, embed_dim),
+        RegionProjection(image_dim, embed_dim, dropout=image_dropout),
         BiGRUEncoder(vocabulary_size, word_dim, embed_dim, bidirectional=bidirectional, dropout=dropout),
         focal=focal,
         norm=norm,

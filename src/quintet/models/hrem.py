@@ -30,10 +30,16 @@ class RegionEncoder(nn.Module):
     """Regions to the joint space, and to one vector (section 3.1, Eq. 2)."""
 
     def __init__(
-        self, image_dim: int, projection: Projection, aggregation: FragmentAggregation, embed_dim: int, padding: Padding
+        self,
+        image_dim: int,
+        projection: Projection,
+        aggregation: FragmentAggregation,
+        embed_dim: int,
+        padding: Padding,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        self.projection = RegionProjection(image_dim, embed_dim, mlp=projection == "mlp")
+        self.projection = RegionProjection(image_dim, embed_dim, mlp=projection == "mlp", dropout=dropout)
         if self.projection.mlp is not None:
             for layer in self.projection.mlp.layers:
                 nn.init.xavier_uniform_(layer.weight)  # type: ignore[arg-type]
@@ -121,6 +127,7 @@ def build_hrem(
     heads: int | None = None,
     hidden: int | None = None,
     dropout: float = 0.1,
+    image_dropout: float = 0.0,
     image_relation: bool = True,
     text_relation: bool = True,
     padding: Padding = "ignored",
@@ -133,6 +140,7 @@ def build_hrem(
     - `text_config`, `text_pretrained=False`: make the BERT-like encoder from its configuration, without reading its
       weights; a run keeps both, so that it opens anywhere.
     - `beta`, `top`, `heads`, `hidden`, `dropout`: of the aggregation (Eq. 2 and 3), see `FragmentAggregation`.
+    - `image_dropout` hides channels of the regions in training; the paper has none.
     - `image_relation`, `text_relation`: False leaves out the self-attention among regions or words (Table 3a).
 
     The released code is `projection="mlp"` (a residual MLP beside the linear map), `top=2` and `padding="counted"`
@@ -151,7 +159,7 @@ def build_hrem(
     )
     words = _words(text, vocabulary_size, word_dim, text_dim or embed_dim, text_config, text_pretrained)
     return HREM(
-        RegionEncoder(image_dim, projection, images, embed_dim, padding),
+        RegionEncoder(image_dim, projection, images, embed_dim, padding, image_dropout),
         WordEncoder(words, texts, embed_dim),
         embed_dim,
     )

@@ -163,6 +163,7 @@ def build_mmca(
     activation: Activation = "relu",
     attention_bias: bool = False,
     dropout: float = 0.0,
+    image_dropout: float = 0.0,
     precision: Precision = "float32",
     budget: int | None = None,
     recompute: bool = True,
@@ -181,6 +182,7 @@ def build_mmca(
     - `windows`: CNN windows may "overrun" the last word, or lie "inside" the sentence; `filters` for each width.
     - `sentence_norm`: what stands before the unit length of c0 and c1: nothing ("l2") or "layernorm" (Eq. 7).
     - `scale`, `ffn_dim`, `activation`, `attention_bias`, `dropout`: see `TransformerUnit`; for both units.
+    - `image_dropout` hides channels of the regions in training; the paper has none.
     - `precision` ("bfloat16": half precision for pairs), `budget` (bytes of a block) and `recompute` (blocks are
       computed again in the backward pass) are about speed and memory, not about the method.
 
@@ -227,7 +229,7 @@ def build_mmca(
     else:
         first_cnn = cnn(text_width if sentence_cnn == "encoder" else embed_dim)
     return MMCA(
-        RegionProjection(image_dim, embed_dim),
+        RegionProjection(image_dim, embed_dim, dropout=image_dropout),
         unit(),
         text_encoder,
         nn.Linear(text_width, embed_dim) if project_words and needs_words else nn.Identity(),

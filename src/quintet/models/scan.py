@@ -88,6 +88,7 @@ def build_scan(
     relu_slope: float = 0.0,
     bidirectional: bool = True,
     dropout: float = 0.0,
+    image_dropout: float = 0.0,
     precision: Precision = "float32",
     engine: Engine = "auto",
     budget: int | None = None,
@@ -95,6 +96,7 @@ def build_scan(
     """SCAN from plain arguments.
 
     `relu_slope` is 0 as in the paper; the authors' code, and so their checkpoints and published numbers, use 0.1.
+    `dropout` hides channels of word embeddings in training, `image_dropout` those of regions; the papers have neither.
     `precision`, `engine` and `budget` (bytes) are about speed and memory, not about the method.
 
     >>> import torch
@@ -110,7 +112,7 @@ def build_scan(
     check_choice("precision", precision, Precision)
     check_choice("engine", engine, Engine)
     return SCAN(
-        RegionProjection(image_dim, embed_dim),
+        RegionProjection(image_dim, embed_dim, dropout=image_dropout),
         BiGRUEncoder(vocabulary_size, word_dim, embed_dim, bidirectional=bidirectional, dropout=dropout),
         direction=direction,
         norm=norm,

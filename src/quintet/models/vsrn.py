@@ -39,9 +39,10 @@ class VSRNImageEncoder(nn.Module):
         normalise_input: bool,
         final_batchnorm: bool,
         normalise_over: NormaliseOver,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        self.projection = RegionProjection(image_dim, embed_dim)
+        self.projection = RegionProjection(image_dim, embed_dim, dropout=dropout)
         self.relations = nn.ModuleList(RegionRelation(embed_dim) for _ in range(blocks))
         self.rnn = nn.GRU(embed_dim, embed_dim, batch_first=True)
         self.norm = nn.BatchNorm1d(embed_dim) if final_batchnorm else None
@@ -119,6 +120,8 @@ def build_vsrn(
     final_batchnorm: bool | None = None,
     normalise_over: NormaliseOver = "channels",
     blocks: int = 4,
+    dropout: float = 0.0,
+    image_dropout: float = 0.0,
 ) -> VSRN:
     """VSRN in one of its two published variants, or between them.
 
@@ -127,6 +130,7 @@ def build_vsrn(
     - `normalise_input`, `final_batchnorm`: either of the two by itself, instead of what the variant says.
     - `normalise_over`: "channels" makes every region a unit vector, as the paper says; "regions" divides every channel
       by its length over the regions of the picture, as the released code does (needed for its checkpoints).
+    - `dropout` hides channels of word embeddings in training, `image_dropout` those of regions; the paper has neither.
 
     >>> matcher = build_vsrn(image_dim=8, vocabulary_size=10, embed_dim=4, word_dim=4, variant="coco").eval()
     >>> matcher.encode_images(ImageBatch(fragments=torch.randn(2, 5, 8))).embedding.shape
@@ -144,8 +148,9 @@ def build_vsrn(
         normalise_input=published["normalise_input"] if normalise_input is None else normalise_input,
         final_batchnorm=published["final_batchnorm"] if final_batchnorm is None else final_batchnorm,
         normalise_over=normalise_over,
+        dropout=image_dropout,
     )
-    return VSRN(image_encoder, LastStateGRU(vocabulary_size, word_dim, embed_dim))
+    return VSRN(image_encoder, LastStateGRU(vocabulary_size, word_dim, embed_dim, dropout=dropout))
 
 
 def _unit(vectors: Tensor) -> Tensor:
