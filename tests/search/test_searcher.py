@@ -400,15 +400,21 @@ def test_words_are_weighed_by_leaving_them_out(searcher: Searcher) -> None:
     assert searcher.explain("dog", entry.item.id).words[0].weight == pytest.approx(score("dog"), abs=1e-5)
 
 
-def test_words_look_at_boxes_of_the_picture(searcher: Searcher) -> None:
-    shown = searcher.explain("a red dog", every(searcher)[0].item.id)
+@pytest.mark.parametrize("name", ["scan", "bfan"])
+def test_words_look_at_boxes_of_the_picture(searcher: Searcher, request: pytest.FixtureRequest, name: str) -> None:
+    entry = every(searcher)[0]
+    with Searcher.open(searcher.index, device="cpu", rerank_with=request.getfixturevalue(name)) as one:
+        shown = one.explain("a red dog", entry.item.id)
+        (member,) = one._rerank
+        codes = one._stages.tables["image"].codes(member, [entry.place])
+        attention = one.encoder.runs[member].matcher.attention(codes, one.encoder.encode_texts(["a red dog"])[member])
     assert shown.regions is not None
     assert [region.word for region in shown.regions] == ["a", "red", "dog"]
-    for region in shown.regions:
+    for region, weights in zip(shown.regions, attention.weights[1:-1], strict=True):  # between the marks of the ends
         assert region.boxes.shape == (6, 4)
         assert region.boxes.min() >= 0
         assert region.boxes.max() <= 1
-        assert region.weights.sum() == pytest.approx(1, abs=1e-4)
+        np.testing.assert_allclose(region.weights, weights.numpy(), atol=1e-4)
 
 
 def test_embedding_matchers_explain_by_words_alone(vse: Path, pictures: Path, index: Path) -> None:
