@@ -123,14 +123,15 @@ def test_every_grid_gets_its_page_from_its_own_folder(pages: Any, script: Any, t
     write(tmp_path / "results" / "flickr8k", *three("mmca", 0.8))
     write(tmp_path / "results" / "scenes", *three("vse-avg-online", 0.6))
     pages.main(tmp_path / "results", tmp_path / "docs")
-    flickr8k, scenes, trials = ((tmp_path / "docs" / one.file).read_text() for one in pages.PAGES.values())
+    text = {grid: (tmp_path / "docs" / one.file).read_text() for grid, one in pages.PAGES.items()}
+    flickr8k, scenes = text["flickr8k"], text["scenes"]
     assert flickr8k.startswith("# Results on Flickr8k\n")
     assert scenes.startswith("# Results on scenes\n")
     assert ("`mmca`, rsum" in flickr8k, "`mmca`, rsum" in scenes) == (True, False)
-    assert trials.startswith("# What was tried on Flickr8k\n\nNothing is measured yet")
+    assert text["trials"].startswith("# What was tried on Flickr8k\n\nNothing is measured yet")
     grids = script("flickr8k_grid")
-    for grid, text in (("flickr8k", flickr8k), ("scenes", scenes)):
-        assert f"3 of {len(grids.grid_rows(grid))} rows" in text
+    for grid in ("flickr8k", "scenes"):
+        assert f"3 of {len(grids.grid_rows(grid))} rows" in text[grid]
 
 
 def test_claims_without_a_pair_in_the_grid_are_left_out(pages: Any, tmp_path: Path) -> None:

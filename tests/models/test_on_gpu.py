@@ -69,4 +69,4 @@ def test_a_step_is_the_same_as_on_a_cpu(kind: str, ragged: bool) -> None:
     whole = torch.stack([gradient.norm() for gradient in wanted.values()]).norm()
     for parameter, gradient in wanted.items():
         scale = torch.maximum(gradient.norm(), 1e-3 * whole)  # a bias before a BatchNorm has nothing but rounding
-        assert (gradients[parameter] - gradient).norm() / scale < 2e-3, parameter
+        assert (gradients[parameter] - gradient).norm() / scale < 5e-3, parameter
