@@ -25,7 +25,8 @@ from quintet.files import read_json, write_json
 from quintet.training import stages
 from quintet.training.devices import pick_device
 from quintet.training.logs import Silent
-from quintet.training.recipe import Recipe, load_recipe
+from quintet.training.recipe import load_recipe
+from quintet.training.recipe_models import Recipe
 from quintet.training.run import Run, open_run, read_head
 from quintet.training.studies import STUDIES
 from quintet.training.studies.measure import training_seconds

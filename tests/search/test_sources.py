@@ -75,7 +75,7 @@ def test_features_of_a_corpus_are_read_and_not_made_again(
 def test_a_corpus_of_features_only_is_searched_without_pictures(
     tiny_corpus: Path, tiny_recipe: dict[str, Any], tmp_path: Path
 ) -> None:
-    from quintet.training.recipe import Recipe
+    from quintet.training.recipe_models import Recipe
     from quintet.training.stages import train
 
     train(Recipe.model_validate(tiny_recipe), tmp_path / "run", device="cpu")
@@ -96,7 +96,7 @@ def test_a_corpus_of_features_only_is_searched_without_pictures(
 def test_a_run_of_unknown_features_cannot_look_at_new_pictures(
     tiny_recipe: dict[str, Any], pictures: Path, tmp_path: Path
 ) -> None:
-    from quintet.training.recipe import Recipe
+    from quintet.training.recipe_models import Recipe
     from quintet.training.stages import train
 
     train(Recipe.model_validate(tiny_recipe), tmp_path / "run", device="cpu")

@@ -22,7 +22,8 @@ from quintet.files import read_jsonl
 from quintet.training.checkpoint import load_tensors
 from quintet.training.logs import Silent
 from quintet.training.neighbours import cluster_count
-from quintet.training.recipe import BatchRecipe, parse_recipe
+from quintet.training.recipe import parse_recipe
+from quintet.training.recipe_models import BatchRecipe
 from quintet.training.stages import resume, train
 
 NEIGHBOURS = {"kind": "neighbours", "size": 6, "per_cluster": 3, "from_epoch": 1, "refresh": 2, "clusters": 3}

@@ -6,7 +6,7 @@ from torch import nn
 
 from quintet.errors import RecipeError
 from quintet.training.optim import freeze, frozen_modules, hold_statistics, lr_factor, make_optimizer, set_lr
-from quintet.training.recipe import GroupRecipe, OptimizerRecipe, ScheduleRecipe
+from quintet.training.recipe_models import GroupRecipe, OptimizerRecipe, ScheduleRecipe
 
 
 def module() -> nn.ModuleDict:

@@ -15,7 +15,7 @@ from quintet.cli.display import TrainingDisplay
 from quintet.errors import RecipeError, TrainingError, suggest
 
 if TYPE_CHECKING:
-    from quintet.training.recipe import Recipe
+    from quintet.training.recipe_models import Recipe
 
 LISTS = (
     *("--seeds", "--top", "--alpha", "--beta", "--batch-size", "--protocol", "--tables", "--categories"),

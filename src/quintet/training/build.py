@@ -25,7 +25,7 @@ from quintet.errors import CorpusError, RecipeError
 from quintet.losses import OBJECTIVES
 from quintet.losses.step import Step, Term
 from quintet.models import MODELS
-from quintet.training.recipe import AugmentRecipe, DataRecipe, Recipe, StageRecipe, TokenizerRecipe
+from quintet.training.recipe_models import AugmentRecipe, DataRecipe, Recipe, StageRecipe, TokenizerRecipe
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from quintet.errors import RecipeError, suggest
 from quintet.models import MODELS
 from quintet.training.build import TrainingData, build_objective
 from quintet.training.optim import freeze, make_optimizer
-from quintet.training.recipe import Recipe
+from quintet.training.recipe_models import Recipe
 from quintet.training.run import locate, read_head
 from quintet.training.shipped import shipped_runs
 from quintet.training.validation import check_metric

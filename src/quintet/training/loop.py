@@ -39,7 +39,7 @@ from quintet.training.optim import (
     make_optimizer,
     set_lr,
 )
-from quintet.training.recipe import AugmentRecipe, StageRecipe
+from quintet.training.recipe_models import AugmentRecipe, StageRecipe
 from quintet.training.validation import check_metric, is_better, validate
 from quintet.training.word_cache import split_sentences
 

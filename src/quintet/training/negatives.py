@@ -10,7 +10,7 @@ from quintet.data.negatives import NegativeLists
 from quintet.mining.run import mine_run
 from quintet.training.build import TrainingData
 from quintet.training.logs import Display
-from quintet.training.recipe import NegativesRecipe
+from quintet.training.recipe_models import NegativesRecipe
 from quintet.training.run import open_run
 
 

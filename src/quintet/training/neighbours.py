@@ -15,7 +15,7 @@ from quintet.data.neighbours import kmeans
 from quintet.errors import RecipeError, RunError
 from quintet.files import complete_or_absent
 from quintet.training.build import TrainingData
-from quintet.training.recipe import BatchRecipe
+from quintet.training.recipe_models import BatchRecipe
 
 BATCH = 128
 

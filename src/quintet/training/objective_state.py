@@ -9,7 +9,7 @@ from torch import nn
 
 from quintet import processes
 from quintet.training.checkpoint import load_tensors, own_rows, save_tensors, whole_state
-from quintet.training.recipe import StageRecipe
+from quintet.training.recipe_models import StageRecipe
 from quintet.training.run import locate, read_head
 
 FILE = "objective.safetensors"

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from quintet import processes
 from quintet.errors import RecipeError
-from quintet.training.recipe import OptimizerRecipe, ScheduleRecipe
+from quintet.training.recipe_models import OptimizerRecipe, ScheduleRecipe
 
 
 def freeze(module: nn.Module, patterns: Iterable[str]) -> None:

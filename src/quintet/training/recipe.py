@@ -1,4 +1,4 @@
-"""Recipes: one YAML file names the data, the matcher and the stages of its training."""
+"""Recipes are read, changed and written: one YAML file names the data, the matcher and the stages of its training."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import difflib
 import re
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ValidationError
 
 from quintet.errors import RecipeError, suggest
+from quintet.training.recipe_models import Recipe
 
 
 class _Yaml(yaml.SafeLoader):
@@ -22,215 +23,6 @@ class _Yaml(yaml.SafeLoader):
 _Yaml.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
 )
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class TokenizerRecipe(_Strict):
-    """How sentences become token ids."""
-
-    kind: Literal["words", "wordpiece"] = "words"
-    min_count: int = Field(4, ge=1, description="words: how often a word must occur in the training split")
-    longest: int | None = Field(None, ge=3, description="longer sentences are cut to so many tokens, marks included")
-    marks: bool = Field(True, description="words: put <start> and <end> around a sentence")
-    unknown: Literal["mark", "drop"] = Field("mark", description="words outside the vocabulary: <unk>, or left out")
-    case: bool = Field(False, description="words: Dog and dog are two words")
-    vocabulary: Path | None = Field(None, description="words: SCAN's JSON instead of one built here")
-    source: str | None = Field(
-        None, description="wordpiece: vocab.txt, folder or hub name; none: trained on the corpus"
-    )
-    size: int = Field(8000, ge=10, description="wordpiece: how many pieces, when trained on the corpus")
-    word_vectors: Path | None = Field(None, description="GloVe or word2vec file for the first word embeddings")
-    vectors_only: bool = Field(False, description="words without a vector in that file are outside the vocabulary")
-    vectors_start: bool = Field(True, description="false: embeddings start random, the file only says which words")
-
-    @model_validator(mode="after")
-    def _files_are_of_the_kind(self) -> TokenizerRecipe:
-        if self.kind == "words" and self.source is not None:
-            raise ValueError("source goes with kind: wordpiece; a word vocabulary is read from `vocabulary`")
-        if self.kind == "wordpiece" and self.vocabulary is not None:
-            raise ValueError("vocabulary goes with kind: words; word pieces are read from `source`")
-        if self.vectors_only and (self.word_vectors is None or self.vocabulary is not None):
-            raise ValueError("vectors_only filters the words of the corpus by a file; name it with `word_vectors`")
-        return self
-
-
-class AugmentRecipe(_Strict):
-    """Random changes of pictures and sentences in training."""
-
-    crop: Literal["none", "resized", "shift", "squeeze"] = Field(
-        "none", description="shift: a crop from a slightly larger picture; squeeze: which is made square first"
-    )
-    flip: float = Field(0.0, ge=0, le=1, description="how often a picture is mirrored; 0 where left and right matter")
-    regions: float = Field(0.0, ge=0, lt=1, description="features: the share of regions that are left out")
-    words: float = Field(0.0, ge=0, lt=1, description="the share of words that are hidden, replaced or left out")
-
-
-class DataRecipe(_Strict):
-    """Which corpus, and how its pictures and sentences are read."""
-
-    corpus: Path | None = Field(None, description="a corpus folder; `--corpus` on the command line sets it")
-    features: str | None = Field(None, description="a folder under CORPUS/features; none: the matcher reads pixels")
-    train: str = "train"
-    validation: str = "dev"
-    test: str = "test"
-    tokenizer: TokenizerRecipe = TokenizerRecipe()
-    augment: AugmentRecipe = AugmentRecipe()
-    text_cache: Literal["none", "float16", "float32"] = Field(
-        "none", description="keep the outputs of a frozen text encoder under CORPUS/texts, in this type"
-    )
-    keep: Literal["auto", "disk", "device"] = Field(
-        "auto", description="where features wait: device memory, or disk; auto: a GPU's memory where they fit easily"
-    )
-    workers: int = Field(0, ge=0, description="processes that load batches; 0: the training process itself")
-    limit: int | None = Field(None, ge=2, description="train on the first so many groups only, for trials")
-
-    @model_validator(mode="after")
-    def _what_changes_is_there(self) -> DataRecipe:
-        if self.features is not None and (self.augment.crop != "none" or self.augment.flip):
-            raise ValueError("augment changes pixels, and this recipe reads features; leave crop and flip out")
-        if self.features is None and self.augment.regions:
-            raise ValueError("augment.regions is for features, and this recipe reads pixels; use augment.crop")
-        if self.text_cache != "none" and self.augment.words:
-            raise ValueError("augment.words changes sentences, and text_cache keeps features of unchanged ones")
-        return self
-
-
-class NamedRecipe(BaseModel):
-    """A name and the plain arguments of what it names; they are checked by its builder."""
-
-    model_config = ConfigDict(extra="allow", frozen=True)
-    name: str
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        return dict(self.model_extra or {})
-
-
-class BatchRecipe(_Strict):
-    kind: Literal["random", "neighbours"] = Field("random", description="neighbours: images that look alike together")
-    size: int = Field(128, ge=2, description="pairs in a batch, over all processes")
-    per: Literal["texts", "images"] = Field("texts", description="an epoch visits each text once, or each image once")
-    drop_last: bool = False
-    from_epoch: int = Field(0, ge=0, description="neighbours: random batches for so many epochs first")
-    refresh: int = Field(1, ge=1, description="neighbours: epochs between two clusterings by the current weights")
-    per_cluster: int = Field(8, ge=2, description="neighbours: images of a cluster that come together")
-    clusters: int | None = Field(
-        None, ge=1, description="neighbours: of k-means; none: four times per_cluster images each"
-    )
-
-    @model_validator(mode="after")
-    def _bunches_fill_a_batch(self) -> BatchRecipe:
-        if self.kind == "neighbours" and self.size % self.per_cluster:
-            raise ValueError(f"a batch of {self.size} cannot be made of {self.per_cluster} images a cluster")
-        return self
-
-
-class NegativesRecipe(_Strict):
-    """Offline hard negatives (AOQ): which matcher mines them from the training split, and how they are drawn."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
-    source: str = Field(alias="from", description="an earlier stage, or the run folder of a teacher")
-    top_texts: int = Field(300, ge=1, description="h: how many hard negative texts an image has")
-    top_images: int = Field(60, ge=1, description="how many hard negative images a text has")
-    distribution: Literal["uniform", "normal"] = "uniform"
-    mean: float = Field(0.5, ge=0, le=1, description="normal: its centre, as a fraction of the list")
-    std: float = Field(0.25, gt=0, description="normal: likewise")
-    coupled: bool = Field(False, description="one draw for text and image, as in the released code")
-    exclude_duplicates: bool = Field(False, description="leave out sentences equal to one of the anchor's own")
-    false_negative_margin: float | None = Field(
-        None, description="leave out candidates that score too near the positive"
-    )
-
-
-class GroupRecipe(_Strict):
-    """Parameters whose name matches the pattern get their own settings; the first match counts."""
-
-    match: str = Field(description="a pattern of names, as in 'matcher.text_encoder.*'")
-    lr_scale: float = Field(1.0, ge=0)
-    weight_decay: float | None = Field(None, ge=0)
-
-
-class OptimizerRecipe(_Strict):
-    name: Literal["adam", "adamw", "sgd"] = "adam"
-    lr: float = Field(2e-4, gt=0)
-    weight_decay: float = Field(0.0, ge=0)
-    momentum: float = Field(0.9, ge=0, lt=1, description="sgd only")
-    nesterov: bool = Field(False, description="sgd only")
-    groups: tuple[GroupRecipe, ...] = ()
-
-
-class ScheduleRecipe(_Strict):
-    """The learning rate over time, as a factor of the optimizer's."""
-
-    kind: Literal["constant", "step", "multistep", "cosine"] = "constant"
-    every: int = Field(15, ge=1, description="step: epochs between two decays")
-    milestones: tuple[float, ...] = Field((), description="multistep: epochs after which it decays")
-    factor: float = Field(0.1, gt=0, description="step and multistep: what one decay multiplies by")
-    floor: float = Field(0.0, ge=0, description="cosine: the last factor")
-    warmup_steps: int = Field(0, ge=0, description="linear from zero")
-
-
-class StageRecipe(_Strict):
-    """One round of training."""
-
-    name: str = Field(pattern=r"^[A-Za-z0-9_-]+$")
-    init: str = Field("scratch", description="scratch, previous (the stage before), or a run folder")
-    freeze: tuple[str, ...] = Field((), description="patterns of parameter names that are not trained")
-    frozen: Literal["eval", "train"] = Field(
-        "eval", description="how parts run that freeze leaves nothing to train in; train: batch statistics and dropout"
-    )
-    loss: dict[str, dict[str, Any]] = Field(description="losses by name, each with its arguments")
-    reduction: Literal["sum", "mean"] = Field("sum", description="over the anchors of the batch")
-    negatives: NegativesRecipe | None = Field(None, description="mined before the stage starts")
-    batches: BatchRecipe = BatchRecipe()
-    optimizer: OptimizerRecipe = OptimizerRecipe()
-    schedule: ScheduleRecipe = ScheduleRecipe()
-    epochs: int = Field(30, ge=1)
-    clip: float | None = Field(2.0, gt=0, description="largest norm of the whole gradient")
-    accumulate: int = Field(1, ge=1, description="batches per optimizer step; each has its own negatives")
-    precision: Literal["float32", "bfloat16"] = "float32"
-    compile: bool = Field(False, description="torch.compile the two encoders")
-    select: str = Field("rsum", description="the validation metric whose best epoch is kept")
-    validate_every: int = Field(
-        1, ge=1, description="epochs between two looks at the validation split; the last has one"
-    )
-    select_after: int = Field(0, ge=0, description="epochs that are not selected: a loss that is still warming up, say")
-    checkpoint_every: int = Field(200, ge=1, description="optimizer steps between two checkpoints")
-    log_every: int = Field(20, ge=1, description="optimizer steps between two log lines")
-    on_collapse: Literal["warn", "stop"] = "warn"
-
-    @model_validator(mode="after")
-    def _loss_is_named(self) -> StageRecipe:
-        if not self.loss:
-            raise ValueError("a stage needs at least one loss")
-        if self.select_after >= self.epochs:
-            raise ValueError(f"select_after {self.select_after} leaves none of {self.epochs} epochs to select")
-        return self
-
-
-class Recipe(_Strict):
-    name: str
-    seed: int = Field(0, ge=0, lt=2**31)
-    data: DataRecipe = DataRecipe()
-    matcher: NamedRecipe
-    stages: tuple[StageRecipe, ...]
-
-    @model_validator(mode="after")
-    def _stage_names_differ(self) -> Recipe:
-        names = [stage.name for stage in self.stages]
-        if not names:
-            raise ValueError("a recipe needs at least one stage")
-        if len(set(names)) != len(names):
-            raise ValueError(f"stages must have different names, got {names}")
-        for number, stage in enumerate(self.stages):
-            if stage.negatives is not None and stage.negatives.source in names[number:]:
-                raise ValueError(
-                    f"stage {stage.name!r} mines with stage {stage.negatives.source!r}, which has not run by then"
-                )
-        return self
 
 
 def list_recipes() -> dict[str, str]:

@@ -29,7 +29,8 @@ from quintet.training.logs import Display, Silent
 from quintet.training.loop import StageTrainer
 from quintet.training.negatives import stage_negatives
 from quintet.training.objective_state import continue_objective
-from quintet.training.recipe import Recipe, StageRecipe, load_recipe, recipe_yaml, with_whole_paths
+from quintet.training.recipe import load_recipe, recipe_yaml, with_whole_paths
+from quintet.training.recipe_models import Recipe, StageRecipe
 from quintet.training.run import finish_run, load_weights, read_head, start_run
 
 

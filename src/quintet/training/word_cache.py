@@ -20,7 +20,7 @@ from quintet.data.tokenizers import Tokenizer
 from quintet.data.word_features import WordFeatures, write_word_features
 from quintet.errors import RecipeError
 from quintet.training.build import TrainingData, sentences_of
-from quintet.training.recipe import AugmentRecipe
+from quintet.training.recipe_models import AugmentRecipe
 
 BATCH = 256
 

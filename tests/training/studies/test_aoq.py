@@ -11,7 +11,8 @@ from quintet.errors import RecipeError
 from quintet.files import read_json
 from quintet.losses import OBJECTIVES
 from quintet.mining import run as mining
-from quintet.training.recipe import Recipe, list_recipes, load_recipe, parse_recipe
+from quintet.training.recipe import list_recipes, load_recipe, parse_recipe
+from quintet.training.recipe_models import Recipe
 from quintet.training.studies import STUDIES
 from quintet.training.studies.aoq import ABLATIONS, aoq_study
 from quintet.training.studies.engine import Settings, run_study

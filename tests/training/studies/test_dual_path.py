@@ -14,7 +14,8 @@ from quintet.files import read_json
 from quintet.losses import OBJECTIVES
 from quintet.training.build import build_matcher, build_tokenizer, complete_model, open_data
 from quintet.training.checkpoint import load_tensors
-from quintet.training.recipe import Recipe, list_recipes, load_recipe, parse_recipe
+from quintet.training.recipe import list_recipes, load_recipe, parse_recipe
+from quintet.training.recipe_models import Recipe
 from quintet.training.run import open_run
 from quintet.training.studies import STUDIES
 from quintet.training.studies.dual_path import dual_path_study

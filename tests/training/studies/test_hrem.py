@@ -8,7 +8,8 @@ import pytest
 
 from quintet.errors import QuintetError, RecipeError
 from quintet.losses import OBJECTIVES
-from quintet.training.recipe import Recipe, load_recipe, parse_recipe
+from quintet.training.recipe import load_recipe, parse_recipe
+from quintet.training.recipe_models import Recipe
 from quintet.training.studies import STUDIES
 from quintet.training.studies.engine import Settings, run_study
 from quintet.training.studies.hrem import HREM, hrem_study, loss_rows

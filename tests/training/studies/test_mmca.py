@@ -7,7 +7,8 @@ import pytest
 
 from quintet.errors import RecipeError
 from quintet.models import MODELS
-from quintet.training.recipe import Recipe, load_recipe, parse_recipe
+from quintet.training.recipe import load_recipe, parse_recipe
+from quintet.training.recipe_models import Recipe
 from quintet.training.studies import STUDIES
 from quintet.training.studies.engine import Settings, run_study
 from quintet.training.studies.mmca import mmca_study

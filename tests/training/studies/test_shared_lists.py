@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from quintet.training.recipe import Recipe, parse_recipe
+from quintet.training.recipe import parse_recipe
+from quintet.training.recipe_models import Recipe
 from quintet.training.studies.shared_lists import share_lists
 
 

@@ -17,7 +17,8 @@ from quintet.evaluation.loss_timing import time_losses
 from quintet.report.analysis.subject import Finding, Options, Subject
 from quintet.training.build import TrainingData, open_data
 from quintet.training.loop import DRAWING, OFFLINE
-from quintet.training.recipe import Recipe, StageRecipe, load_recipe
+from quintet.training.recipe import load_recipe
+from quintet.training.recipe_models import Recipe, StageRecipe
 from quintet.training.studies.aoq_timing import timing_batch
 
 TOPS = (1, 10, 100)

@@ -12,7 +12,7 @@ from typing import Any
 
 from quintet.errors import RecipeError
 from quintet.evaluation.metrics import RECALLS
-from quintet.training.recipe import NegativesRecipe, Recipe
+from quintet.training.recipe_models import NegativesRecipe, Recipe
 from quintet.training.studies.aoq_timing import time_batches
 from quintet.training.studies.shared_lists import share_lists
 from quintet.training.studies.study import Column, Extra, Layout, Row, Study, Variant

@@ -15,7 +15,7 @@ from quintet.data.sampling import epoch_batches
 from quintet.data.tokenizers import Tokenizer, load_tokenizer
 from quintet.evaluation.loss_timing import time_losses
 from quintet.training.build import Objectives, TrainingData, build_objective, open_data, sentences_of
-from quintet.training.recipe import Recipe, StageRecipe
+from quintet.training.recipe_models import Recipe, StageRecipe
 from quintet.training.run import open_run
 from quintet.training.studies.study import Trained
 

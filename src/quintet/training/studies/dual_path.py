@@ -14,7 +14,7 @@ from quintet.data.corpus import Corpus, Split
 from quintet.errors import RecipeError
 from quintet.evaluation.distributions import split_similarities
 from quintet.evaluation.scoring import Member
-from quintet.training.recipe import DataRecipe, Recipe
+from quintet.training.recipe_models import DataRecipe, Recipe
 from quintet.training.studies.study import Layout, Measure, Row, Study, Variant
 
 INSTANCE_1, FULL = "instance-1", "full"

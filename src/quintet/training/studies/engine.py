@@ -26,7 +26,8 @@ from quintet.training import stages
 from quintet.training.build import open_data
 from quintet.training.devices import pick_device
 from quintet.training.logs import Display, Silent
-from quintet.training.recipe import Recipe, parse_recipe
+from quintet.training.recipe import parse_recipe
+from quintet.training.recipe_models import Recipe
 from quintet.training.run import file_checksum, read_head
 from quintet.training.studies.measure import Measurement, measure_run
 from quintet.training.studies.study import Extra, Study, Trained, Variant, differences

@@ -7,7 +7,7 @@ from typing import Any
 
 from quintet.errors import QuintetError, RecipeError
 from quintet.evaluation.curves import term_curves
-from quintet.training.recipe import Recipe
+from quintet.training.recipe_models import Recipe
 from quintet.training.studies.overrides import Overrides
 from quintet.training.studies.special_samples import special_samples_of
 from quintet.training.studies.study import Column, Extra, Layout, Row, Study, Trained

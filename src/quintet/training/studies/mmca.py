@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from quintet.errors import RecipeError
 from quintet.evaluation.metrics import RECALLS
-from quintet.training.recipe import Recipe
+from quintet.training.recipe_models import Recipe
 from quintet.training.studies.overrides import Overrides
 from quintet.training.studies.study import Layout, Study
 

@@ -8,7 +8,8 @@ from typing import Any
 from quintet.losses import OBJECTIVES
 from quintet.models import MODELS
 from quintet.registry import Registry
-from quintet.training.recipe import Recipe, parse_recipe
+from quintet.training.recipe import parse_recipe
+from quintet.training.recipe_models import Recipe
 from quintet.training.studies.study import Row, Variant
 
 

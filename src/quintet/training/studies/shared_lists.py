@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from quintet.files import complete_or_absent
-from quintet.training.recipe import Recipe, StageRecipe
+from quintet.training.recipe_models import Recipe, StageRecipe
 
 MINING = {"source", "top_texts", "top_images", "exclude_duplicates", "false_negative_margin"}
 

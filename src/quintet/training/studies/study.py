@@ -11,7 +11,8 @@ from typing import Any
 from quintet.data.corpus import Split
 from quintet.evaluation.metrics import RECALLS
 from quintet.evaluation.scoring import Member
-from quintet.training.recipe import Recipe, parse_recipe
+from quintet.training.recipe import parse_recipe
+from quintet.training.recipe_models import Recipe
 
 MARK = "@"
 
