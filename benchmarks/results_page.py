@@ -66,7 +66,7 @@ selected on the validation split. {done} of {total} rows of the grid are measure
 Recalls are per cent, mean over seeds. **rsum** has the sample standard deviation over seeds behind ±, and below it a
 95 % interval over test queries (groups drawn with replacement, the seeds' mean). S is the overlap of right and wrong
 pairs (Dual-Path, Eq. 10; lower is better). {people}Dev rsum is the validation
-split's. Seconds are of training with validation; runs shared the GPU, so they are upper bounds. There is a table for
+split's. Seconds are of training with validation; runs shared the device, so they are upper bounds. There is a table for
 every image tower whose features are read; under *pixels* the matcher has an image CNN of its own. Single models and
 ensembles are never in one table.
 """
