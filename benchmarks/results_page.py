@@ -120,7 +120,8 @@ def best_text(results: Results, kind: str) -> str:
     if not known:
         return ""
     name = max(known, key=lambda one: mean_rsum(known[one]))
-    return f"\nBest {kind}: `{name}`, rsum {mean_rsum(known[name]):.1f}, mean of {len(known[name])} seeds."
+    seeds = f"mean of {len(known[name])} seeds" if len(known[name]) > 1 else "one seed"
+    return f"\nBest {kind}: `{name}`, rsum {mean_rsum(known[name]):.1f}, {seeds}."
 
 
 def notes_text(results: Results) -> str:

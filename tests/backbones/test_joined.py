@@ -8,7 +8,8 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from quintet.backbones import create_tower
+from quintet.backbones import ImageTower, Preprocess, create_tower
+from quintet.backbones.joined import JoinedTower
 from quintet.backbones.tower import is_trained
 from quintet.errors import QuintetError
 from quintet.search.towers import keep_tower, kept_tower
@@ -31,15 +32,30 @@ def test_each_tower_sees_the_picture_in_its_own_numbers(picture: Image.Image) ->
     with torch.no_grad():
         grid = joined(joined.preprocess(picture)[None])
         for tower, part in zip((first, second), grid.split([first.dim, second.dim], dim=1), strict=True):
-            alone = tower(tower.preprocess.__class__(**vars(tower.preprocess))(picture)[None])
+            alone = tower(tower.preprocess(picture)[None])
             assert torch.allclose(part, alone, atol=1e-4 * float(alone.abs().max()))
     assert first.preprocess != second.preprocess, "RGB and BGR, two scales: what this test is about"
 
 
-def test_a_finer_grid_is_averaged_to_the_coarser(picture: Image.Image) -> None:
-    joined = create_tower("resnet18+vgg19", pretrained=False)
-    pixels = torch.randn(1, 3, 96, 96)
-    assert joined(pixels).shape == (1, 512 + 512, 3, 3)
+class Cells(ImageTower):
+    """The picture itself, averaged over so many cells a side."""
+
+    dim = 3
+    preprocess = Preprocess((8, 8))
+
+    def __init__(self, side: int) -> None:
+        super().__init__()
+        self.side = side
+
+    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.adaptive_avg_pool2d(pixels, self.side)
+
+
+def test_a_finer_grid_is_averaged_to_the_coarser() -> None:
+    pixels = torch.randn(1, 3, 8, 8)
+    grid = JoinedTower([Cells(4), Cells(2)])(pixels)
+    assert grid.shape == (1, 6, 2, 2)
+    torch.testing.assert_close(grid, Cells(2)(pixels).repeat(1, 2, 1, 1))
 
 
 def test_weights_of_the_one_that_brings_none(tmp_path: Path) -> None:
@@ -68,7 +84,6 @@ def test_which_joined_towers_are_trained() -> None:
 
 def test_an_index_keeps_both(tmp_path: Path, picture: Image.Image) -> None:
     torch.manual_seed(2)
-    save_file(create_tower("small-cnn").state_dict(), tmp_path / "small.safetensors")
     save_file(create_tower("small-cnn+small-cnn").state_dict(), tmp_path / "both.safetensors")
     extractor = FeatureExtractor.create("small-cnn+small-cnn", tmp_path / "both.safetensors", grid=(2, 2))
     keep_tower(tmp_path / "towers", extractor.state())

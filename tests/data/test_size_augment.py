@@ -193,11 +193,11 @@ def test_no_sentence_loses_all_words(words: list[int], seed: int) -> None:
 @settings(max_examples=60, deadline=None)
 @given(lengths=st.lists(st.integers(1, 6), min_size=1, max_size=6), seed=st.integers(0, 10_000))
 def test_a_sentence_changes_alike_in_any_company(lengths: list[int], seed: int) -> None:
-    """Together, alone and in another order: also between sentences without marks, and with an empty one's marks."""
+    """Together, alone and in another order: also between sentences without marks, and beside marks alone or nothing."""
     rng = np.random.default_rng(seed)
     sentences = [rng.integers(3, 54, length) for length in lengths]
     sentences = [np.array([START, *ids, END]) if row % 2 else ids for row, ids in enumerate(sentences)]
-    sentences.append(np.array([START, END]))
+    sentences += [np.array([START, END]), np.array([], dtype=np.int64)]
     seeds = [(seed, row) for row in range(len(sentences))]
     together = changes(0.6)(sentences, seeds)
     alone = [changes(0.6)([ids], [key])[0] for ids, key in zip(sentences, seeds, strict=True)]

@@ -75,7 +75,7 @@ def create_tower(name: str, weights: Path | str | None = None, pretrained: bool 
     >>> create_tower("small-cnn").dim, create_tower("small-cnn+small-cnn").dim
     (128, 256)
     """
-    if JOIN in name and not name.startswith(tuple(FAMILIES)):
+    if len(_members(name)) > 1:
         return _joined(name, weights, pretrained)
     for prefix, builder in FAMILIES.items():
         if name.startswith(prefix):
@@ -96,10 +96,15 @@ def create_tower(name: str, weights: Path | str | None = None, pretrained: bool 
     return tower.eval()
 
 
+def _members(name: str) -> list[str]:
+    """The towers that a name joins. A family's name is one, whatever its folder is called."""
+    return [name] if name.startswith(tuple(FAMILIES)) else name.split(JOIN)
+
+
 def _joined(name: str, weights: Path | str | None, pretrained: bool) -> ImageTower:
     from quintet.backbones.joined import JoinedTower
 
-    names = name.split(JOIN)
+    names = _members(name)
     whole = weights is not None and any(key.startswith("members.") for key in read_weights(weights))
     lacking = [one for one in names if one in TOWERS and not (TOWERS[one].package or TOWERS[one].from_scratch)]
     if weights is not None and not whole and len(lacking) != 1:
@@ -118,8 +123,8 @@ def _joined(name: str, weights: Path | str | None, pretrained: bool) -> ImageTow
 
 def is_trained(name: str, weights: Path | str | None = None, pretrained: bool = True) -> bool:
     """Whether `create_tower` with these arguments gives trained weights."""
-    if JOIN in name and not name.startswith(tuple(FAMILIES)):
-        return all(is_trained(one, weights, pretrained) for one in name.split(JOIN))
+    if len(_members(name)) > 1:
+        return all(is_trained(one, weights, pretrained) for one in _members(name))
     return weights is not None or (pretrained and not (name in TOWERS and TOWERS[name].from_scratch))
 
 

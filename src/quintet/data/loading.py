@@ -106,7 +106,7 @@ class Sentences:
         """These sentences; `seeds`, one for each, ask for random changes."""
         rows = list(rows)
         sentences = [self._ids[row] for row in rows]
-        if seeds is not None and self.change is not None:
+        if seeds and self.change is not None:
             sentences = self.change(sentences, seeds)
         batch = TextBatch.from_ids(sentences, self._pad)
         if self.features is None:

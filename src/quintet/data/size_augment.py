@@ -76,8 +76,9 @@ class ChangedWords:
         ids = np.concatenate(sentences)  # (tokens,)
         sentence = np.repeat(np.arange(len(sentences)), lengths)  # (tokens,) which one
         inside = ~self.kinds.mark[ids]  # (tokens,) part of a word
-        words = np.cumsum(inside & ~self.kinds.continues[ids])  # (tokens,) words begun so far
-        word = words - (words - inside)[starts][sentence]  # (tokens,) of its sentence
+        begins = inside & ~self.kinds.continues[ids]
+        begun = np.bincount(sentence, begins, len(sentences)).astype(np.int64)  # words of each sentence
+        word = np.cumsum(begins) - (np.cumsum(begun) - begun)[sentence]  # (tokens,) which of its sentence
         draw = uniform(pair_keys(seeds)[sentence], word) / self.probability  # changed: below one
         draw[~inside] = 1.0
         place = np.arange(len(ids)) - starts[sentence]

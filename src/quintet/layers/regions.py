@@ -11,7 +11,7 @@ class RegionProjection(nn.Module):
 
     With `mlp`, VSE-infinity's head: Linear(in -> dim) + MLP(in -> dim // 2, BatchNorm, ReLU, -> dim). Its BatchNorm
     looks at real fragments only, so padding changes nothing (HREM's code, with the same head, counts padded rows too).
-    `dropout` hides channels of the fragments in training: of none of the papers, and a great help on small corpora.
+    `dropout` hides channels of the fragments in training; it is of none of the papers.
 
     Parameters carry the authors' names: `fc.*`, `mlp.layers.{0,1}.*`, `mlp.bns.0.*`.
 

@@ -23,7 +23,8 @@ BlockScore = Callable[[Tensor, Tensor | None, Tensor, Tensor | None], Tensor]
 Blocks = list[tuple[Group, Group]]
 
 # Bytes for the working tensors of one block, by device and by whether gradients are wanted. Small on a CPU, where a
-# block that stays in the cache is quicker; with gradients it decides the peak memory of a training step.
+# block that stays in the cache is quicker; with gradients it decides the peak memory of a training step. On a GPU a
+# batch of 128 captions of any usual length should be one block: more of them are cut by length, which waits for it.
 _BUDGETS = {("cpu", False): 8 << 20, ("cpu", True): 32 << 20, ("cuda", False): 512 << 20, ("cuda", True): 512 << 20}
 
 _ASPECT = 4  # texts per image in a block, about
