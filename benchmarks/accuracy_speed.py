@@ -2,11 +2,15 @@
 
     PYTHONPATH=src python benchmarks/accuracy_speed.py --device cuda --out benchmarks/results/accuracy_speed_h200.json
     ... --accuracy scan-t2i-lse-f30k=scan.json hrem-fusion-f30k=hrem.json --figure accuracy_speed
+    ... --flickr8k --out benchmarks/results/accuracy_speed_flickr8k_h200.json
+    ... --from benchmarks/results/accuracy_speed_flickr8k_h200.json --flickr8k --figure docs/figures/accuracy_speed
 
 Measured with random weights on random features, which costs the same as trained ones: encoding all pictures from their
 features, encoding all sentences, and scoring every pair in float32 (a matcher's own half precision is an override, as
 in "mmca-f30k matcher.precision=bfloat16"). The networks that make the features are not part of it. Accuracies are read
-from the result files of `quintet evaluate`, by recipe; the figure needs the extra `report`.
+from the result files of `quintet evaluate`, by recipe; of several files the mean. --flickr8k takes the methods of
+`benchmarks/flickr8k.py` that read one tower, with that grid's result files. --from takes the speeds of an earlier file
+and measures none. The figure needs the extra `report`.
 """
 
 from __future__ import annotations
@@ -14,12 +18,13 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 
+import flickr8k_grid
 from quintet.codes import Codes
 from quintet.data.batches import ImageBatch, TextBatch
 from quintet.evaluation.result import provenance
@@ -42,7 +47,10 @@ BERT_BASE = {
     "num_attention_heads": 12,
     "intermediate_size": 3072,
 }
+MINILM = BERT_BASE | {"hidden_size": 384, "num_hidden_layers": 6, "intermediate_size": 1536}
 BATCH = 256
+GRID_RESULTS = Path(__file__).parent / "results" / "flickr8k"
+VARIANT = {"aoq": "-online", "dual-path": "-full", None: ""}  # of a study, the row whose accuracy is shown
 
 
 def build(recipe: str, region_dim: int) -> Any:
@@ -52,7 +60,8 @@ def build(recipe: str, region_dim: int) -> Any:
     arguments: dict[str, Any] = {"vocabulary_size": WORDS, "image_dim": region_dim}
     arguments |= {key: value for key, value in matcher.arguments.items() if not key.startswith("tower")}
     if str(arguments.get("text", "")).startswith("hf:"):
-        arguments |= {"vocabulary_size": PIECES, "text_config": BERT_BASE, "text_pretrained": False}
+        config = MINILM if "MiniLM" in arguments["text"] else BERT_BASE
+        arguments |= {"vocabulary_size": PIECES, "text_config": config, "text_pretrained": False}
     return MODELS.create(matcher.name, **arguments).eval()
 
 
@@ -103,64 +112,109 @@ def measure(recipe: str, inputs: Inputs, options: argparse.Namespace, device: to
     }
 
 
-def accuracies(given: list[str]) -> dict[str, dict[str, Any]]:
-    """`RECIPE=FILE` -> what the result file says."""
+def grid_recipes() -> dict[str, str]:
+    """Recipe with overrides -> the rows of the Flickr8k grid it makes, without their seeds."""
     found = {}
-    for pair in given:
-        recipe, equals, path = pair.rpartition("=")
-        if not equals:
-            raise SystemExit(f"--accuracy takes RECIPE=FILE, got {pair!r}")
-        result = read_json(path)
-        keys = ("kind", "split", "split_checksum", "metrics", "intervals")
-        found[recipe] = {"file": Path(path).name, **{key: result[key] for key in keys}}
+    for method in flickr8k_grid.METHODS:
+        if method.series and flickr8k_grid.FIRST not in method.series:
+            continue
+        more = ("matcher.text=hf:sentence-transformers/all-MiniLM-L6-v2",) if method.name == "heads" else ()
+        name = " ".join((method.recipe, *(o.replace(" ", "") for o in method.overrides), *more))
+        found[name] = method.name + VARIANT[method.study]
     return found
 
 
-def draw(rows: list[dict[str, Any]], path: Path) -> None:
+def accuracies(given: Iterable[tuple[str, Path]]) -> dict[str, dict[str, Any]]:
+    """Recipe -> files, kind, split and mean rsum of its result files."""
+    found: dict[str, dict[str, Any]] = {}
+    for recipe, path in given:
+        result = read_json(path)
+        row = found.setdefault(recipe, {"files": [], "rsums": [], "split_checksum": result["split_checksum"]})
+        if row["split_checksum"] != result["split_checksum"]:
+            raise SystemExit(f"{path} is of other data than {row['files'][0]}; one accuracy is of one test split")
+        row["files"].append(path.name)
+        row["rsums"].append(result["metrics"]["rsum"])
+    for row in found.values():
+        row["rsum"] = statistics.mean(row["rsums"])
+    return found
+
+
+def result_files(options: argparse.Namespace) -> list[tuple[str, Path]]:
+    """Recipes and their result files, as the command line has them."""
+    found = []
+    for pair in options.accuracy:
+        recipe, equals, path = pair.rpartition("=")
+        if not equals:
+            raise SystemExit(f"--accuracy takes RECIPE=FILE, got {pair!r}")
+        found.append((recipe, Path(path)))
+    if options.flickr8k:
+        for recipe, row in grid_recipes().items():
+            found += [(recipe, path) for path in sorted(GRID_RESULTS.glob(f"{row}-seed*.json"))]
+    return found
+
+
+def draw(rows: list[dict[str, Any]], labels: dict[str, str], path: Path) -> None:
     from quintet.report.figures import draw_accuracy_against_speed, save_figure
 
     shown = [row for row in rows if row.get("accuracy") and "pairs_per_second" in row]
     if not shown:
         raise SystemExit("--figure needs accuracies of recipes that were measured: --accuracy RECIPE=FILE ...")
-    accuracy = [row["accuracy"]["metrics"]["rsum"] for row in shown]
+    names = [labels.get(row["recipe"], row["recipe"]) for row in shown]
+    accuracy = [row["accuracy"]["rsum"] for row in shown]
     speed = [row["pairs_per_second"] for row in shown]
-    save_figure(draw_accuracy_against_speed([row["recipe"] for row in shown], speed, accuracy), path)
+    save_figure(draw_accuracy_against_speed(names, speed, accuracy), path)
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--recipes", nargs="*", default=list(RECIPES))
+    parser.add_argument("--recipes", nargs="*")
+    parser.add_argument("--flickr8k", action="store_true", help="the recipes and results of the Flickr8k grid")
     parser.add_argument("--accuracy", nargs="*", default=[], metavar="RECIPE=FILE")
+    parser.add_argument("--from", dest="measured", type=Path, metavar="FILE", help="speeds measured before")
     parser.add_argument("--images", type=int, default=1000)
     parser.add_argument("--texts", type=int, default=5000)
     parser.add_argument("--regions", type=int, default=36)
-    parser.add_argument("--region-dim", type=int, default=2048)
+    parser.add_argument("--region-dim", type=int, help="2048, or with --flickr8k 1280")
     parser.add_argument("--words", type=int, default=24, help="tokens of the longest sentence; the shortest has 8")
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--limit", type=float, default=240.0, help="seconds after which no further matcher is begun")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--figure", type=Path, metavar="NAME", help="writes NAME.svg")
-    return parser.parse_args()
+    options = parser.parse_args()
+    options.recipes = options.recipes or list(grid_recipes() if options.flickr8k else RECIPES)
+    options.region_dim = options.region_dim or (1280 if options.flickr8k else 2048)
+    return options
+
+
+def measure_all(options: argparse.Namespace, known: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    device = torch.device(options.device)
+    inputs, began = Inputs(options, device), time.perf_counter()
+    kept = {key: value for key, value in vars(options).items() if key not in ("out", "figure", "accuracy", "measured")}
+    rows: list[dict[str, Any]] = []
+    for recipe in options.recipes:
+        late = time.perf_counter() - began > options.limit
+        row = {"recipe": recipe, "skipped": "the limit"} if late else measure(recipe, inputs, options, device)
+        rows.append(row | {"accuracy": known.get(recipe)})
+        print(", ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items()), flush=True)
+        if options.out:
+            content = {"benchmark": "accuracy_speed", "settings": kept, "rows": rows}
+            write_json(options.out, content | {"provenance": provenance()})
+    return rows
 
 
 def main() -> None:
     options = parse()
-    device = torch.device(options.device)
-    known = accuracies(options.accuracy)
-    inputs, began = Inputs(options, device), time.perf_counter()
-    kept = {key: value for key, value in vars(options).items() if key not in ("out", "figure", "accuracy")}
-    content: dict[str, Any] = {"benchmark": "accuracy_speed", "settings": kept, "rows": []}
-    for recipe in options.recipes:
-        late = time.perf_counter() - began > options.limit
-        row = {"recipe": recipe, "skipped": "the limit"} if late else measure(recipe, inputs, options, device)
-        content["rows"].append(row | {"accuracy": known.get(recipe)})
-        print(", ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items()), flush=True)
-        if options.out:
-            write_json(options.out, content | {"provenance": provenance()})
+    known = accuracies(result_files(options))
+    if options.measured is None:
+        rows = measure_all(options, known)
+    else:
+        content = read_json(options.measured)
+        rows = [row | {"accuracy": known.get(row["recipe"])} for row in content["rows"]]
+        write_json(options.out or options.measured, content | {"rows": rows})
     if options.figure:
-        draw(content["rows"], options.figure)
+        draw(rows, grid_recipes(), options.figure)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import resource
+import shutil
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +26,9 @@ from quintet.evaluation.ranks import Queries, Ranks
 from quintet.evaluation.result import provenance
 from quintet.evaluation.scoring import Member
 from quintet.files import read_json, write_json
+from quintet.mining.run import mine_run
 from quintet.training import stages
+from quintet.training.build import open_data
 from quintet.training.devices import pick_device
 from quintet.training.logs import Silent
 from quintet.training.recipe import load_recipe
@@ -110,7 +116,9 @@ def _train(row: Row, place: Place, device: str) -> dict[str, Any]:
     if resumed:
         stages.resume(folder, device=device, display=heard)
     else:
-        stages.train(row_recipe(row, place), folder, device=device, display=heard)
+        recipe = row_recipe(row, place)
+        _share_mining(recipe, folder, device)
+        stages.train(recipe, folder, device=device, display=heard)
     peak = torch.cuda.max_memory_allocated() if on_gpu else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     trained = {
         "training": {
@@ -124,6 +132,25 @@ def _train(row: Row, place: Place, device: str) -> dict[str, Any]:
     }
     write_json(record, trained)
     return trained
+
+
+def _share_mining(recipe: Recipe, folder: Path, device: str) -> None:
+    """Rows that mine with one run have the same lists: the first of them mines, those that come meanwhile wait."""
+    for stage in recipe.stages:
+        if stage.negatives is None or not Path(stage.negatives.source).is_dir():
+            continue
+        miner, data = open_run(stage.negatives.source, device=device), open_data(recipe, Silent().note)
+        target = folder / "stages" / stage.name / "negatives"
+        with _locked(miner.folder / "mining.lock"):
+            mine_run(miner, data.corpus, data.train, miner.folder / "mined", device=device, **stage.negatives.mining())
+        shutil.copytree(miner.folder / "mined", target, dirs_exist_ok=True)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 class _Notes(Silent):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from quintet.errors import QuintetError
-from quintet.training.devices import cores_for_decoding, device_name, pick_device
+from quintet.training.devices import cores_for_decoding, device_name, pick_device, tensor_core_products
 
 
 def test_each_process_has_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,3 +33,10 @@ def test_cores_are_left_to_decoding_while_an_accelerator_computes() -> None:
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
+
+
+def test_tensor_cores_multiply_only_while_they_are_asked_to() -> None:
+    for device, on, expected in (("cuda", True, "high"), ("cuda", False, "highest"), ("cpu", True, "highest")):
+        with tensor_core_products(torch.device(device), on):
+            assert torch.get_float32_matmul_precision() == expected
+        assert torch.get_float32_matmul_precision() == "highest"

@@ -13,6 +13,8 @@ import torch
 import yaml
 
 from quintet.backbones.resnet import ResNet
+from quintet.data import picture_memory
+from quintet.data.corpus import Corpus
 from quintet.data.formats.scenes import make_scenes
 from quintet.training.checkpoint import load_tensors
 from quintet.training.recipe import parse_recipe
@@ -96,3 +98,17 @@ def test_frozen_towers_keep_their_weights_and_statistics(
     assert tower
     for name, tensor in tower.items():
         assert torch.equal(tensor, torch.full_like(tensor, float(name.endswith("var")))), name
+
+
+def test_pictures_may_be_decoded_once(
+    on_pictures: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`data.keep: device` opens each picture of training and validation once, whatever the number of epochs."""
+    opened: list[str] = []
+    real = picture_memory.open_picture
+    monkeypatch.setattr(picture_memory, "open_picture", lambda path: opened.append(path.name) or real(path))
+    views = ["data.augment={crop: shift, flip: 0.5}", "stages.0.epochs=3"]
+    kept = train(parse_recipe(on_pictures, [*views, "data.keep=device"]), tmp_path / "kept", device="cpu")
+    assert kept["online"]["steps"] == 3
+    corpus = Corpus.open(tmp_path / "scenes")
+    assert len(opened) == len(set(opened)) == len(corpus.split("train").images) + len(corpus.split("dev").images)

@@ -217,6 +217,7 @@ def test_frozen_parameters_do_not_move(tiny_recipe: dict[str, Any], tmp_path: Pa
     "change",
     [
         {"precision": "bfloat16"},
+        {"precision": "tf32"},
         {"reduction": "mean", "clip": None},
         {"batches": {"size": 5, "per": "images", "drop_last": True}},
         {"optimizer": {"name": "sgd", "lr": 0.1, "nesterov": True}, "schedule": {"kind": "cosine", "warmup_steps": 3}},

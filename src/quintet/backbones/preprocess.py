@@ -54,24 +54,37 @@ class Preprocess:
 
     def __call__(self, picture: Image) -> Tensor:
         """(3, height, width) float32."""
+        return self.normalise(self.view(picture))
+
+    def view(self, picture: Image) -> Image:
+        """The part of the picture that the tower sees, in the tower's size."""
         height, width = self.size
         if self.crop == "squeeze" and picture.size == (width, height):
-            return self.normalise(picture)
+            return picture
         if picture.mode != "RGB":  # a palette or an alpha channel cannot be interpolated
             picture = picture.convert("RGB")
-        box = self.source_box(*picture.size)
-        return self.normalise(picture.resize((width, height), RESAMPLE[self.resample], box=box))
+        return picture.resize((width, height), RESAMPLE[self.resample], box=self.source_box(*picture.size))
 
     def normalise(self, picture: Image) -> Tensor:
         """(3, height, width) float32 of a picture that has its final size already (after an augmentation)."""
         values = np.asarray(picture if picture.mode == "RGB" else picture.convert("RGB"))  # (height, width, 3) uint8
         if self.channels == "BGR":
             values = values[..., ::-1]
-        # One pass: (bytes * scale - mean) / std = bytes * (scale / std) - mean / std.
-        std = np.asarray(self.std, dtype=np.float64)
-        factor, offset = (self.scale / std).astype(np.float32), (np.asarray(self.mean) / std).astype(np.float32)
+        factor, offset = self._factor_and_offset()
         normal = values * factor - offset
         return torch.from_numpy(np.ascontiguousarray(normal.transpose(2, 0, 1)))  # (3, height, width)
+
+    def normalise_bytes(self, pixels: Tensor) -> Tensor:
+        """`normalise` for bytes of several pictures, (n, 3, height, width), wherever they are."""
+        if self.channels == "BGR":
+            pixels = pixels.flip(1)
+        factor, offset = (torch.from_numpy(part).to(pixels.device) for part in self._factor_and_offset())
+        return pixels.float() * factor[:, None, None] - offset[:, None, None]
+
+    def _factor_and_offset(self) -> tuple[np.ndarray, np.ndarray]:
+        """One pass: (bytes * scale - mean) / std = bytes * (scale / std) - mean / std."""
+        std = np.asarray(self.std, dtype=np.float64)
+        return (self.scale / std).astype(np.float32), (np.asarray(self.mean) / std).astype(np.float32)
 
     def source_box(self, width: int, height: int) -> Box:
         """The part of a picture of this size that the tower sees, in its pixels.

@@ -15,6 +15,7 @@ from quintet.data.augment import pixel_augmentation
 from quintet.data.corpus import Corpus, Split, split_checksum
 from quintet.data.features import FeatureStore
 from quintet.data.loading import FeatureImages, ImageSource, PictureImages, Sentences
+from quintet.data.picture_memory import PictureMemory, check_fits
 from quintet.data.resident import ResidentFeatures, fits_on
 from quintet.data.size_augment import ChangedWords, FewerRegions
 from quintet.data.tokenizers import Tokenizer
@@ -38,6 +39,7 @@ class TrainingData:
     store: FeatureStore | None
     text_cache: str = "none"  # or the type in which a frozen text encoder's outputs are kept under CORPUS/texts
     resident: ResidentFeatures | None = None  # the store's features, where they wait in the device's memory
+    pictures: PictureMemory | None = None  # of a matcher that reads pixels, where they are decoded once
 
     def checksums(self) -> dict[str, str]:
         """What the splits were, for a run that is resumed."""
@@ -54,8 +56,13 @@ class TrainingData:
         if self.store is not None:
             source = FeatureImages(self.store) if self.resident is None else self.resident
             return FewerRegions(source, views.regions) if views is not None and views.regions else source
+        changed = views is not None and (views.crop != "none" or views.flip)
+        if self.pictures is not None:
+            if views is None or not changed:
+                return self.pictures.plain(matcher.preprocess)
+            return self.pictures.random(matcher.preprocess, views.crop, views.flip)
         change = None
-        if views is not None and (views.crop != "none" or views.flip):
+        if views is not None and changed:
             change = pixel_augmentation(matcher.preprocess, crop=views.crop, flip=views.flip)
         return PictureImages(self.corpus, matcher.preprocess, change)
 
@@ -94,15 +101,23 @@ def open_data(recipe: Recipe, note: Callable[[str], None]) -> TrainingData:
     return TrainingData(corpus, train, validation, store, data.text_cache)
 
 
-def keep_features(data: TrainingData, recipe: DataRecipe, device: torch.device) -> TrainingData:
-    """The same data, its features moved into the device's memory where the recipe asks for it or they fit easily."""
-    if data.store is None or recipe.keep == "disk":
+def keep_inputs(data: TrainingData, recipe: DataRecipe, device: torch.device) -> TrainingData:
+    """The same data, its features moved into the device's memory where the recipe asks for it or they fit easily.
+
+    Pictures are kept only where the recipe asks for it: their views are then cut from smaller copies.
+    """
+    if recipe.keep == "disk":
         return data
     if recipe.workers:
         if recipe.keep == "device":
             raise RecipeError("data.keep: device goes without data.workers; other processes cannot read that memory")
         return data
     ids = [image.id for split in (data.train, data.validation) for image in split.images]
+    if data.store is None:
+        if recipe.keep == "auto":
+            return data
+        check_fits(device, len(ids))
+        return replace(data, pictures=PictureMemory(data.corpus, device))
     if recipe.keep == "auto" and not fits_on(device, data.store, len(ids)):
         return data
     return replace(data, resident=ResidentFeatures(data.store, ids, device))

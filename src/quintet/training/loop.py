@@ -26,6 +26,7 @@ from quintet.layers.shared_batchnorm import share_batchnorms
 from quintet.losses.step import Progress, Step, Term
 from quintet.training.build import Objectives, TrainingData
 from quintet.training.checkpoint import load_checkpoint, save_checkpoint, save_tensors
+from quintet.training.devices import tensor_core_products
 from quintet.training.health import CollapseWatch, refuse_not_finite
 from quintet.training.logs import Display, Log, Window
 from quintet.training.neighbours import image_clusters
@@ -98,6 +99,7 @@ class StageTrainer:
         self.trainable = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
         self.objective = objective
         self.train_images = data.image_source(matcher, augment)
+        self.validation_images = data.image_source(matcher)
         self.train_sentences = split_sentences(data, data.train, tokenizer, matcher, device, augment)
         self.validation_sentences = split_sentences(data, data.validation, tokenizer, matcher, device)
         self.position = Position()
@@ -184,7 +186,8 @@ class StageTrainer:
         began = time.monotonic()
         for pairs, batch in zip(plan[at.batch :], self._load(plan[at.batch :]), strict=True):
             set_lr(self.optimizer, lr_factor(self.stage.schedule, at.step, self.steps_per_epoch, self.stage.epochs))
-            self._backward(batch, len(pairs), len(plan))
+            with tensor_core_products(self.device, self.stage.precision == "tf32"):
+                self._backward(batch, len(pairs), len(plan))
             at.batch += 1
             if at.batch % self.stage.accumulate == 0 or at.batch == len(plan):
                 self._update()
@@ -301,7 +304,7 @@ class StageTrainer:
         """Measure the validation split; keep the weights when they are the best so far."""
         at = self.position
         self.module.eval()
-        metrics = validate(self.matcher, self.data, self.validation_sentences, self.device)
+        metrics = validate(self.matcher, self.data, self.validation_images, self.validation_sentences, self.device)
         value = metrics[self.stage.select]
         better = at.epoch > self.stage.select_after and is_better(self.stage.select, value, at.best)
         if better:

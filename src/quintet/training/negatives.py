@@ -29,7 +29,6 @@ def stage_negatives(
     miner = open_run(out, stage=recipe.source, device=device) if own else open_run(recipe.source, device=device)
     counts = f"{len(data.train.images)} images and {len(data.train.texts)} texts"
     display.info(f"hard negatives of {counts}, mined with {miner.name}")
-    options = recipe.model_dump(include={"top_texts", "top_images", "exclude_duplicates", "false_negative_margin"})
-    lists = mine_run(miner, data.corpus, data.train, folder / "negatives", device=device, **options)
+    lists = mine_run(miner, data.corpus, data.train, folder / "negatives", device=device, **recipe.mining())
     lists.check(data.train, miner.weights_checksum)
     return lists

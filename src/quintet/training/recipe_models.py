@@ -66,7 +66,8 @@ class DataRecipe(_Strict):
         "none", description="keep the outputs of a frozen text encoder under CORPUS/texts, in this type"
     )
     keep: Literal["auto", "disk", "device"] = Field(
-        "auto", description="where features wait: device memory, or disk; auto: a GPU's memory where they fit easily"
+        "auto",
+        description="where pictures wait: device memory, or disk; auto: features in a GPU's where they fit easily",
     )
     workers: int = Field(0, ge=0, description="processes that load batches; 0: the training process itself")
     limit: int | None = Field(None, ge=2, description="train on the first so many groups only, for trials")
@@ -128,6 +129,10 @@ class NegativesRecipe(_Strict):
         None, description="leave out candidates that score too near the positive"
     )
 
+    def mining(self) -> dict[str, Any]:
+        """What decides which lists are mined; the rest says how they are drawn from."""
+        return self.model_dump(include={"top_texts", "top_images", "exclude_duplicates", "false_negative_margin"})
+
 
 class GroupRecipe(_Strict):
     """Parameters whose name matches the pattern get their own settings; the first match counts."""
@@ -175,7 +180,9 @@ class StageRecipe(_Strict):
     epochs: int = Field(30, ge=1)
     clip: float | None = Field(2.0, gt=0, description="largest norm of the whole gradient")
     accumulate: int = Field(1, ge=1, description="batches per optimizer step; each has its own negatives")
-    precision: Literal["float32", "bfloat16"] = "float32"
+    precision: Literal["float32", "tf32", "bfloat16"] = Field(
+        "float32", description="tf32: products on a GPU's tensor cores; bfloat16: automatic half precision"
+    )
     compile: bool = Field(False, description="torch.compile the two encoders")
     select: str = Field("rsum", description="the validation metric whose best epoch is kept")
     validate_every: int = Field(

@@ -18,7 +18,7 @@ from quintet.training.build import (
     build_tokenizer,
     complete_model,
     initial_weights,
-    keep_features,
+    keep_inputs,
     open_data,
 )
 from quintet.training.categories import assign_categories
@@ -89,7 +89,7 @@ def _run_stages(
     recipe: Recipe, out: Path, data: TrainingData, tokenizer: Tokenizer, device: torch.device, display: Display
 ) -> dict[str, Any]:
     model = read_json(out / "model.json")
-    data = keep_features(data, recipe.data, device)
+    data = keep_inputs(data, recipe.data, device)
     summaries: dict[str, Any] = {}
     previous: Path | None = None
     for number, stage in enumerate(recipe.stages):

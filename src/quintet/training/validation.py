@@ -8,7 +8,7 @@ import torch
 
 from quintet import processes
 from quintet.codes import Codes
-from quintet.data.loading import Sentences, image_batches, text_batches
+from quintet.data.loading import ImageSource, Sentences, image_batches, text_batches
 from quintet.errors import CorpusError, RecipeError, suggest
 from quintet.evaluation.evaluate import encode_split, evaluate_members
 from quintet.evaluation.metrics import retrieval_metrics
@@ -36,8 +36,10 @@ def is_better(name: str, value: float, best: float | None) -> bool:
     return value < best if name.endswith(("medr", "meanr")) else value > best
 
 
-def validate(matcher: Any, data: TrainingData, sentences: Sentences, device: torch.device) -> dict[str, float]:
-    """The metrics of the validation split, whose texts `sentences` are.
+def validate(
+    matcher: Any, data: TrainingData, source: ImageSource, sentences: Sentences, device: torch.device
+) -> dict[str, float]:
+    """The metrics of the validation split, whose pictures `source` has and whose texts `sentences` are.
 
     Each process encodes its share; all of them measure the whole.
     """
@@ -47,7 +49,7 @@ def validate(matcher: Any, data: TrainingData, sentences: Sentences, device: tor
     images = split.images[processes.share(len(split.images))]
     codes = encode_split(
         matcher,
-        image_batches(data.image_source(matcher), images, BATCH),
+        image_batches(source, images, BATCH),
         text_batches(sentences, BATCH, processes.share(len(split.texts))),
         device=device,
         keep=device,
