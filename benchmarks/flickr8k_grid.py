@@ -122,6 +122,12 @@ ENSEMBLES = (
         ("heads", "vse-minilm", "hrem-minilm-fusion", "hrem-minilm-standalone"),
         series=BEST,
     ),
+    Ensemble(
+        "widest",
+        "the same and VSE++ with AdapOffQuin, which learns its words",
+        ("heads", "vse-minilm", "hrem-minilm-fusion", "hrem-minilm-standalone", "vse-avg-adap-off-quin"),
+        series=BEST,
+    ),
 )
 
 # From the same features, but for Dual-Path, which reads pixels.

@@ -17,6 +17,7 @@ from plain_table import table
 from quintet.files import write_text
 from results_claims import CLAIMS, PAPER_TABLES, Claim
 from results_compare import Results, compare, pairs_of_grid, read_results
+from results_earlier import earlier_text
 from results_tables import is_judged, mean_rsum, of_kind, paper_table_text, results_text
 
 RESULTS = Path(__file__).parent / "results"
@@ -31,6 +32,7 @@ class Page:
     file: str
     title: str
     about: str
+    readings: Path | None = None  # written by people, without numbers: what the numbers mean
 
 
 PAGES = {
@@ -38,7 +40,9 @@ PAGES = {
         "results.md",
         "Results on Flickr8k",
         "[Results on scenes](results-scenes.md) are of a corpus that anybody can generate; before the recipes were "
-        "settled, [other settings were tried](results-trials.md).",
+        "settled, [other settings were tried](results-trials.md). A [report](report-flickr8k/index.html) of some of "
+        "the runs has curves, ranks, searches and attention, without photographs.",
+        Path(__file__).parent / "results_readings.md",
     ),
     "scenes": Page(
         "results-scenes.md",
@@ -125,13 +129,13 @@ def best_text(results: Results, kind: str) -> str:
 
 
 def notes_text(results: Results) -> str:
-    """What training warned of: it belongs beside the numbers."""
-    lines = [
-        f"- `{name}-seed{seed}`: {note}"
-        for name, seeds in results.items()
-        for seed, result in seeds.items()
-        for note in result.content.get("notes", ())
-    ]
+    """What training warned of, and in which runs: it belongs beside the numbers."""
+    runs: dict[str, list[str]] = defaultdict(list)
+    for name, seeds in results.items():
+        for seed, result in seeds.items():
+            for note in dict.fromkeys(result.content.get("notes", ())):
+                runs[note].append(f"`{name}-seed{seed}`")
+    lines = [f"- {', '.join(names)}: {note}" for note, names in runs.items()]
     return "\n## What training warned of\n\n" + "\n".join(lines) + "\n" if lines else ""
 
 
@@ -175,12 +179,15 @@ def page(grid: str, results: Results) -> str:
     for claim in claims:
         mean, above, *_, reading = compare(results, pairs_of_grid(rows, claim.pairs)).cells()
         verdicts.append((claim.title, mean, above, reading))
+    readings = PAGES[grid].readings
     papers = "".join(paper_table_text(paper, rows, results) for paper in PAPER_TABLES)
     parts = [
         head_text(grid, results, len(rows) - len(missing), len(rows)),
         best_text(results, "single") + best_text(results, "ensemble") + "\n",
         "\n## Single models\n" + results_text(results, "single"),
         "\n## Ensembles\n\nThe mean of the members' scores.\n" + results_text(results, "ensemble"),
+        earlier_text(results) if grid == "flickr8k" else "",
+        "\n" + readings.read_text(encoding="utf-8") if readings is not None else "",
         PAPER_TABLES_HEAD + papers if papers else "",
         CLAIMS_HEAD + "\n" + table(("claim", "difference in rsum", "above 0", "reading"), verdicts) + "\n",
         *("\n" + claim_text(claim, grid, rows, results) for claim in claims),

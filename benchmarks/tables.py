@@ -125,7 +125,7 @@ def accuracy_speed(name: str, found: dict[str, Any]) -> str:
         if "skipped" not in row:
             accuracy = row["accuracy"]
             parts = (f"{row[f'{part}_seconds']:.3f}" for part in ("encode_images", "encode_texts", "score"))
-            rsum = "" if accuracy is None else f"{accuracy['metrics']['rsum']:.1f} ({accuracy['kind']})"
+            rsum = "" if accuracy is None else f"{accuracy['rsum']:.1f} ({len(accuracy['rsums'])} seeds)"
             rows.append((row["recipe"], *parts, f"{row['pairs_per_second']:,.0f}", rsum))
     device = found["provenance"]["machine"]["accelerator"] or "CPU"
     size = f"{sizes['images']:,} pictures of {sizes['regions']} regions, {sizes['texts']:,} sentences"
@@ -203,7 +203,11 @@ def main() -> None:
     for title, part, names in (
         ("Dual-Path's two CNNs", dual_path, ("dual_path.json",)),
         ("MMCA's joint scores", mmca, ("mmca_h200.json", "mmca_cpu.json")),
-        ("Inference of every matcher", accuracy_speed, ("accuracy_speed_h200.json", "accuracy_speed_cpu.json")),
+        (
+            "Inference of every matcher",
+            accuracy_speed,
+            ("accuracy_speed_h200.json", "accuracy_speed_flickr8k_h200.json"),
+        ),
         ("Indexing pictures", search_tables.encoding, ("encoding_cuda.json", "encoding_cpu.json")),
         ("Searching", search_tables.latency, ("search.json",)),
         ("Many clients at once", search_tables.load, ("serve.json",)),

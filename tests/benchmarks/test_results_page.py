@@ -34,6 +34,7 @@ def content(name: str, seed: int, level: float, kind: str = "single", spread: fl
         "counts": {"images": GROUPS, "texts": 5 * GROUPS, "i2t_queries": GROUPS, "t2i_queries": 5 * GROUPS},
         "hits": {"i2t": " ".join(map(str, i2t)), "t2i": " ".join(map(str, t2i))},
         "human_agreement": {"tau_c": 0.4, "judgements": 16992}, "similarities": {"S": 0.2},
+        "intervals": {"rsum": [rsum - 10, rsum + 10]},
         "training": {"seconds": 60.0}, "peak_memory": {"bytes": 2**30}, "notes": [],
     }  # fmt: skip
 
@@ -109,8 +110,24 @@ def test_a_partial_grid_makes_a_page_that_says_what_is_missing(pages: Any, tmp_p
 
 
 def test_warnings_of_training_stand_on_the_page(pages: Any, tmp_path: Path) -> None:
-    folder = write(tmp_path / "r", content("vsrn-online", 0, 0.1) | {"notes": ["the scores have collapsed"]})
-    assert "- `vsrn-online-seed0`: the scores have collapsed" in written(pages, folder)
+    collapsed = {"notes": ["the scores have collapsed"] * 2}
+    folder = write(tmp_path / "r", *(content("vsrn-online", seed, 0.1) | collapsed for seed in (0, 1)))
+    assert "- `vsrn-online-seed0`, `vsrn-online-seed1`: the scores have collapsed" in written(pages, folder)
+
+
+def test_earlier_figures_stand_beside_ours(script: Any, tmp_path: Path) -> None:
+    module, results = script("results_earlier"), script("results_compare").read_results
+    found = results(write(tmp_path / "r", content("heads", 0, 0.5)))
+    rsum = found["heads"][0].content["metrics"]["rsum"]
+    earlier = [module.Earlier("heads", name, "someone", rsum + gap) for name, gap in (("a", -1), ("b", 4), ("c", 11))]
+    text = module.earlier_text(found, [*earlier, module.Earlier("mmca", "not measured", "someone", 1.0)])
+    assert [line.rstrip(" |").rpartition("| ")[2] for line in text.splitlines()[-3:]] == [
+        "reached",
+        "within the interval",
+        "missed",
+    ]
+    assert "not measured" not in text
+    assert module.earlier_text({}) == ""
 
 
 def test_without_results_the_page_says_so(pages: Any, tmp_path: Path) -> None:

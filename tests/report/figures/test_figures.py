@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -151,3 +152,14 @@ def test_without_matplotlib_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(QuintetError, match=r"quintet\[report\]"):
         draw_word_means(["red"], [0.2], [4])
+
+
+def test_names_of_points_that_lie_together_are_apart() -> None:
+    names = ["bfan-equal", "bfan-prob", "hrem-fusion", "hrem-none", "hrem-standalone", "far away"]
+    speed, accuracy = [1.28e7, 1.35e7, 8.0e7, 8.2e7, 5.7e7, 1e6], [281.4, 282.0, 256.3, 253.9, 257.1, 300.0]
+    figure = draw_accuracy_against_speed(names, speed, accuracy)
+    figure.draw_without_rendering()
+    boxes = [text.get_window_extent() for text in figure.axes[0].texts]
+    assert len(boxes) == len(names)
+    for one, other in itertools.combinations(boxes, 2):
+        assert not one.overlaps(other)
