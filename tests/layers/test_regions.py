@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from quintet.layers.regions import RegionProjection, xavier_linear
+from quintet.layers.regions import ChannelDropout, RegionProjection, xavier_linear
 
 MASK = torch.tensor([[True, True, True, False], [False, True, True, False], [True, True, True, True]])
 
@@ -96,3 +96,18 @@ def test_a_vector_in_place_of_fragments() -> None:
 def test_wrong_channels_are_named() -> None:
     with pytest.raises(ValueError, match="have 7 channels, this projection takes 8"):
         RegionProjection(8, 6)(torch.zeros(1, 2, 7))
+
+
+def test_channels_are_hidden_in_all_fragments_alike() -> None:
+    """So that hiding before or after the mean over fragments is the same."""
+    fragments = torch.randn(5, 4, 40, dtype=torch.float64)
+    dropout = ChannelDropout(0.3)
+    torch.manual_seed(0)
+    hidden = dropout(fragments)
+    torch.manual_seed(0)
+    torch.testing.assert_close(hidden.mean(dim=1), dropout(fragments.mean(dim=1)))
+    gone = (hidden == 0).all(dim=1)  # (n, d)
+    assert 0.15 < gone.double().mean() < 0.45
+    assert (gone[0] != gone[1]).any(), "pictures lose channels of their own"
+    torch.testing.assert_close(hidden, torch.where(gone[:, None], 0, fragments / 0.7))
+    assert dropout.eval()(fragments) is fragments

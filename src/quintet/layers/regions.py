@@ -3,7 +3,31 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+
+
+class ChannelDropout(nn.Module):
+    """Dropout that hides the same channels in all fragments of a picture.
+
+    Hidden in one fragment alone, a channel is seen in its neighbours, and the mean over fragments forgets that anything
+    was hidden.
+
+    >>> hidden = ChannelDropout(0.5)(torch.ones(2, 3, 8))
+    >>> bool((hidden == hidden[:, :1]).all())
+    True
+    """
+
+    def __init__(self, probability: float) -> None:
+        super().__init__()
+        self.probability = probability
+
+    def forward(self, fragments: Tensor) -> Tensor:
+        """(n, L, d), or pooled (n, d)."""
+        if not self.training or not self.probability:
+            return fragments
+        kept = fragments.new_ones(len(fragments), *(1 for _ in fragments.shape[1:-1]), fragments.shape[-1])
+        return fragments * F.dropout(kept, self.probability)  # (n, 1, d)
 
 
 class RegionProjection(nn.Module):
@@ -11,7 +35,7 @@ class RegionProjection(nn.Module):
 
     With `mlp`, VSE-infinity's head: Linear(in -> dim) + MLP(in -> dim // 2, BatchNorm, ReLU, -> dim). Its BatchNorm
     looks at real fragments only, so padding changes nothing (HREM's code, with the same head, counts padded rows too).
-    `dropout` hides channels of the fragments in training; it is of none of the papers.
+    `dropout` hides channels of a picture in training (`ChannelDropout`); it is of none of the papers.
 
     Parameters carry the authors' names: `fc.*`, `mlp.layers.{0,1}.*`, `mlp.bns.0.*`.
 
@@ -21,7 +45,7 @@ class RegionProjection(nn.Module):
 
     def __init__(self, in_dim: int, dim: int, mlp: bool = False, dropout: float = 0.0) -> None:
         super().__init__()
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = ChannelDropout(dropout)
         self.in_dim = in_dim
         self.dim = dim
         self.fc = xavier_linear(in_dim, dim)
