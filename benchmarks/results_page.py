@@ -57,7 +57,8 @@ PAGES = {
     "small": Page(
         "results-small.md",
         "Results on Flickr8k, on two processor cores",
-        "HREM with small embeddings and few epochs: less is learned, but anybody can train it.",
+        "HREM with small embeddings and few epochs, Dual-Path with a fixed image CNN: less is learned, but anybody can "
+        "train it.",
     ),
 }
 HEAD = """# {title}
