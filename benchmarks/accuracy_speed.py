@@ -1,16 +1,16 @@
-"""How accurate and how quick every matcher is at inference (Figure 5 of HREM), at the sizes of its published recipe.
+"""How accurate and how quick every matcher is at inference (Figure 5 of HREM), at the sizes of its recipe.
 
     PYTHONPATH=src python benchmarks/accuracy_speed.py --device cuda --out benchmarks/results/accuracy_speed_h200.json
     ... --accuracy scan-t2i-lse-f30k=scan.json hrem-fusion-f30k=hrem.json --figure accuracy_speed
     ... --flickr8k --out benchmarks/results/accuracy_speed_flickr8k_h200.json
-    ... --from benchmarks/results/accuracy_speed_flickr8k_h200.json --flickr8k --figure docs/figures/accuracy_speed
+    ... --flickr8k --from benchmarks/results/accuracy_speed_flickr8k_h200.json --figure docs/images/accuracy_speed
 
 Measured with random weights on random features, which costs the same as trained ones: encoding all pictures from their
 features, encoding all sentences, and scoring every pair in float32 (a matcher's own half precision is an override, as
 in "mmca-f30k matcher.precision=bfloat16"). The networks that make the features are not part of it. Accuracies are read
 from the result files of `quintet evaluate`, by recipe; of several files the mean. --flickr8k takes the methods of
 `benchmarks/flickr8k.py` that read one tower, with that grid's result files. --from takes the speeds of an earlier file
-and measures none. The figure needs the extra `report`.
+and writes the accuracies into it. The figure needs the extra `report`.
 """
 
 from __future__ import annotations
@@ -125,13 +125,15 @@ def grid_recipes() -> dict[str, str]:
 
 
 def accuracies(given: Iterable[tuple[str, Path]]) -> dict[str, dict[str, Any]]:
-    """Recipe -> files, kind, split and mean rsum of its result files."""
+    """Recipe -> its result files, their rsums and the mean of them."""
     found: dict[str, dict[str, Any]] = {}
+    splits: dict[str, Path] = {}
     for recipe, path in given:
         result = read_json(path)
-        row = found.setdefault(recipe, {"files": [], "rsums": [], "split_checksum": result["split_checksum"]})
-        if row["split_checksum"] != result["split_checksum"]:
-            raise SystemExit(f"{path} is of other data than {row['files'][0]}; one accuracy is of one test split")
+        splits.setdefault(result["split_checksum"], path)
+        if len(splits) > 1:
+            raise SystemExit(f"{' and '.join(map(str, splits.values()))} are of different test sets; take one for all")
+        row = found.setdefault(recipe, {"files": [], "rsums": []})
         row["files"].append(path.name)
         row["rsums"].append(result["metrics"]["rsum"])
     for row in found.values():

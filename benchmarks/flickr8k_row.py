@@ -108,22 +108,23 @@ def _train(row: Row, place: Place, device: str) -> dict[str, Any]:
     if place.is_trained(row.id):
         return read_json(record) if record.is_file() else {}
     on_gpu = torch.device(device).type == "cuda"
+    resumed = (folder / "run.json").is_file()
+    recipe = row_recipe(row, place)
+    if not resumed:
+        _share_mining(recipe, folder, device)
     if on_gpu:
         torch.cuda.reset_peak_memory_stats()
     began = time.monotonic()
-    resumed = (folder / "run.json").is_file()
     heard = _Notes()
     if resumed:
         stages.resume(folder, device=device, display=heard)
     else:
-        recipe = row_recipe(row, place)
-        _share_mining(recipe, folder, device)
         stages.train(recipe, folder, device=device, display=heard)
     peak = torch.cuda.max_memory_allocated() if on_gpu else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     trained = {
         "training": {
             "seconds": training_seconds(folder),  # epochs with their validation
-            "wall_seconds": round(time.monotonic() - began, 1),  # and mining, encoding, writing
+            "wall_seconds": round(time.monotonic() - began, 1),  # and encoding, writing; of a resumed run also mining
             "resumed": resumed,
             "jobs_at_once": place.jobs,
         },
@@ -136,14 +137,15 @@ def _train(row: Row, place: Place, device: str) -> dict[str, Any]:
 
 def _share_mining(recipe: Recipe, folder: Path, device: str) -> None:
     """Rows that mine with one run have the same lists: the first of them mines, those that come meanwhile wait."""
+    names = {stage.name for stage in recipe.stages}
     for stage in recipe.stages:
-        if stage.negatives is None or not Path(stage.negatives.source).is_dir():
+        if stage.negatives is None or stage.negatives.source in names:
             continue
         miner, data = open_run(stage.negatives.source, device=device), open_data(recipe, Silent().note)
-        target = folder / "stages" / stage.name / "negatives"
         with _locked(miner.folder / "mining.lock"):
-            mine_run(miner, data.corpus, data.train, miner.folder / "mined", device=device, **stage.negatives.mining())
-        shutil.copytree(miner.folder / "mined", target, dirs_exist_ok=True)
+            lists = miner.folder / "mined"
+            mine_run(miner, data.corpus, data.train, lists, device=device, **stage.negatives.mining())
+            shutil.copytree(lists, folder / "stages" / stage.name / "negatives", dirs_exist_ok=True)
 
 
 @contextmanager

@@ -100,7 +100,11 @@ class Comparison:
 
     @cached_property
     def seeds(self) -> Interval | None:
-        return over_seeds(self.differences)
+        """Over the means of the seeds: pairs of one seed often share a run, so they are not independent."""
+        by_seed: dict[int, list[float]] = defaultdict(list)
+        for (better, _), difference in zip(self.pairs, self.differences, strict=True):
+            by_seed[better.seed].append(difference)
+        return over_seeds([statistics.fmean(differences) for differences in by_seed.values()])
 
     @cached_property
     def queries(self) -> Interval:
@@ -111,7 +115,7 @@ class Comparison:
         if not self.pairs:
             return "not measured"
         if self.seeds is None:
-            return "inconclusive (one pair)"
+            return "inconclusive (one seed)"
         if min(self.seeds[0], self.queries[0]) > 0:
             return "confirmed"
         return "not confirmed" if max(self.seeds[1], self.queries[1]) < 0 else "inconclusive"

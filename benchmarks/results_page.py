@@ -71,7 +71,8 @@ selected on the validation split. {done} of {total} rows of the grid are measure
 Recalls are per cent, mean over seeds. **rsum** has the sample standard deviation over seeds behind ±, and below it a
 95 % interval over test queries (groups drawn with replacement, the seeds' mean). S is the overlap of right and wrong
 pairs (Dual-Path, Eq. 10; lower is better). {people}Dev rsum is the validation
-split's. Seconds are of training with validation; runs shared the device, so they are upper bounds. There is a table for
+split's. Seconds are of training with validation; runs shared the device, so they are upper bounds. GiB are the most
+that any seed took; a second round that came first also mined. There is a table for
 every image tower whose features are read; under *pixels* the matcher has an image CNN of its own. Single models and
 ensembles are never in one table.
 """
@@ -88,8 +89,8 @@ CLAIMS_HEAD = """
 ## What the papers claim, and what we measured
 
 Each claim is an ordering. Differences in rsum are taken seed by seed, better minus worse as the paper has it; *above 0*
-counts the pairs of runs that agree with the paper. Two 95 % intervals: *over seeds* (Student's t over all pairs of
-runs: would other seeds show it?) and *over queries* (paired bootstrap over test groups: would other pictures?).
+counts the pairs of runs that agree with the paper. Two 95 % intervals: *over seeds* (Student's t over the seeds' means:
+would other seeds show it?) and *over queries* (paired bootstrap over test groups: would other pictures?).
 **Confirmed** means that both lie above 0, **not confirmed** that both lie below 0, so that the opposite was measured.
 Everything else is **inconclusive**: the difference is small, or so few seeds scatter so much that even the sign of a
 large one is not certain.

@@ -125,7 +125,7 @@ def accuracy_speed(name: str, found: dict[str, Any]) -> str:
         if "skipped" not in row:
             accuracy = row["accuracy"]
             parts = (f"{row[f'{part}_seconds']:.3f}" for part in ("encode_images", "encode_texts", "score"))
-            rsum = "" if accuracy is None else f"{accuracy['rsum']:.1f} ({len(accuracy['rsums'])} seeds)"
+            rsum = "" if accuracy is None else f"{accuracy['rsum']:.1f} (mean of {len(accuracy['rsums'])})"
             rows.append((row["recipe"], *parts, f"{row['pairs_per_second']:,.0f}", rsum))
     device = found["provenance"]["machine"]["accelerator"] or "CPU"
     size = f"{sizes['images']:,} pictures of {sizes['regions']} regions, {sizes['texts']:,} sentences"

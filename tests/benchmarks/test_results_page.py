@@ -69,7 +69,7 @@ def test_readings_follow_from_both_intervals(comparisons: Any, tmp_path: Path) -
     close = write(tmp_path / "close", *three("hrem-fusion", 0.5, spread=4.0), *three("hrem-none", 0.5, spread=4.0))
     assert reading(comparisons, close) == "inconclusive"
     one = write(tmp_path / "one", content("hrem-fusion", 0, 0.9), content("hrem-none", 0, 0.1))
-    assert reading(comparisons, one) == "inconclusive (one pair)"
+    assert reading(comparisons, one) == "inconclusive (one seed)"
     assert reading(comparisons, tmp_path / "nothing") == "not measured"
 
 
@@ -230,3 +230,16 @@ def test_examples_in_the_scripts_hold(script: Any, name: str) -> None:
     found = doctest.testmod(script(name))
     assert found.attempted
     assert not found.failed
+
+
+def test_pairs_of_one_seed_count_once(comparisons: Any, tmp_path: Path) -> None:
+    """Two methods against the same baseline are no more evidence over seeds than their mean."""
+    names = {"hrem-fusion": 0.6, "hrem-standalone": 0.62, "hrem-none": 0.55}
+    results = comparisons.read_results(
+        write(tmp_path / "r", *(one for name, level in names.items() for one in three(name, level, spread=3.0)))
+    )
+    pairs = [("hrem-fusion", "hrem-none"), ("hrem-standalone", "hrem-none")]
+    both = comparisons.compare(results, pairs)
+    each = np.array([comparisons.compare(results, [pair]).differences for pair in pairs])  # (2, seeds)
+    assert both.seeds == pytest.approx(comparisons.over_seeds(each.mean(axis=0).tolist()))
+    assert len(both.differences) == 6

@@ -13,10 +13,13 @@ import torch
 import yaml
 
 from quintet.backbones.resnet import ResNet
-from quintet.data import picture_memory
+from quintet.data import loading, picture_memory
 from quintet.data.corpus import Corpus
 from quintet.data.formats.scenes import make_scenes
+from quintet.models.vse import VSE
+from quintet.training import loop
 from quintet.training.checkpoint import load_tensors
+from quintet.training.devices import tensor_core_products
 from quintet.training.recipe import parse_recipe
 from quintet.training.stages import train
 
@@ -110,5 +113,31 @@ def test_pictures_may_be_decoded_once(
     views = ["data.augment={crop: shift, flip: 0.5}", "stages.0.epochs=3"]
     kept = train(parse_recipe(on_pictures, [*views, "data.keep=device"]), tmp_path / "kept", device="cpu")
     assert kept["online"]["steps"] == 3
+    from_disk: list[str] = []
+    read = loading.open_picture
+    monkeypatch.setattr(loading, "open_picture", lambda path: from_disk.append(path.name) or read(path))
+    train(parse_recipe(on_pictures, [*views, "data.keep=disk"]), tmp_path / "disk", device="cpu")
     corpus = Corpus.open(tmp_path / "scenes")
-    assert len(opened) == len(set(opened)) == len(corpus.split("train").images) + len(corpus.split("dev").images)
+    training, validation = (len(corpus.split(name).images) for name in ("train", "dev"))
+    assert len(opened) == len(set(opened)) == training + validation
+    assert len(from_disk) == 3 * training + validation, "views of an epoch are new, those of validation are kept"
+
+
+def test_tf32_is_for_training_steps_alone(
+    tiny_recipe: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a GPU would have it: the setting is watched where the matcher scores."""
+    monkeypatch.setattr(loop, "tensor_core_products", lambda device, on: tensor_core_products(torch.device("cuda"), on))
+    seen: set[tuple[bool, str]] = set()
+    score = VSE.score
+
+    def watched(self: VSE, *codes: Any) -> torch.Tensor:
+        seen.add((torch.is_grad_enabled(), torch.get_float32_matmul_precision()))
+        return score(self, *codes)
+
+    monkeypatch.setattr(VSE, "score", watched)
+    train(parse_recipe(tiny_recipe, ["stages.0.precision=tf32"]), tmp_path / "tf32", device="cpu")
+    assert seen == {(True, "high"), (False, "highest")}
+    seen.clear()
+    train(parse_recipe(tiny_recipe), tmp_path / "float32", device="cpu")
+    assert seen == {(True, "highest"), (False, "highest")}

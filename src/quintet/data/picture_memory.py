@@ -47,7 +47,7 @@ class PictureMemory:
 
     def plain(self, preprocess: Prepares) -> KeptViews:
         """The views that the tower is evaluated on."""
-        return KeptViews(self, preprocess, preprocess.view, ("plain", preprocess.size))
+        return KeptViews(self, preprocess, preprocess.view, ("plain", preprocess))
 
     def random(self, preprocess: Prepares, crop: Crop, flip: float) -> KeptViews:
         """Random views: a place of the tower's size in a picture that is somewhat larger, sometimes mirrored."""

@@ -96,12 +96,14 @@ def _tiles(codes: Codes, size: int) -> Iterator[tuple[slice, Codes]]:
 @contextmanager
 def full_precision(device: torch.device) -> Iterator[None]:
     """Float32 as it is: no autocast and no TF32, whatever training had switched on."""
-    before = torch.get_float32_matmul_precision()
+    before, cudnn = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     if before != "highest":
         torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False  # torch's default is True: GRUs and convolutions
     try:
         with torch.autocast(device.type, enabled=False):
             yield
     finally:
         if before != "highest":
             torch.set_float32_matmul_precision(before)
+        torch.backends.cudnn.allow_tf32 = cudnn

@@ -20,6 +20,8 @@ class ChannelDropout(nn.Module):
 
     def __init__(self, probability: float) -> None:
         super().__init__()
+        if not 0 <= probability < 1:
+            raise ValueError(f"the share of channels that are hidden lies from 0 to below 1, got {probability}")
         self.probability = probability
 
     def forward(self, fragments: Tensor) -> Tensor:

@@ -13,10 +13,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Box = tuple[float, float, float, float]  # left, bottom, right, top
-FONT, WIDTH, HEIGHT = 9, 7.5, 15.0  # points; pixels of a letter and of a line at a figure's 100 pixels an inch
-POINT = 4.0  # half a marker
+POINTS = 72  # in an inch
+FONT, WIDTH, HEIGHT = 9, 5.4, 11.0  # a label's letters and lines, in points
+POINT = 3.0  # half a marker
 # Beside the point first, then further up and down.
-OFFSETS = tuple((side, up) for up in (5.0, -18.0, 21.0, -34.0, 37.0, -50.0) for side in (8.0, -8.0))
+OFFSETS = tuple((side, up) for up in (4.0, -13.0, 16.0, -25.0, 28.0, -37.0) for side in (6.0, -6.0))
 
 
 @drawing
@@ -44,28 +45,28 @@ def draw_accuracy_against_speed(
     plain_numbers(axes.xaxis)
     axes.margins(x=0.25, y=0.15)
     figure.draw_without_rendering()  # so that places are known
-    places = axes.transData.transform(np.stack([np.asarray(speed, float), np.asarray(accuracy, float)], axis=1))
+    pixels = axes.transData.transform(np.stack([np.asarray(speed, float), np.asarray(accuracy, float)], axis=1))
+    places = pixels * POINTS / figure.dpi
     for name, fast, good, offset in zip(names, speed, accuracy, label_offsets(names, places), strict=True):
         side = "left" if offset[0] > 0 else "right"
-        axes.annotate(name, (fast, good), xytext=offset, textcoords="offset pixels", fontsize=FONT, ha=side)
+        axes.annotate(name, (fast, good), xytext=offset, textcoords="offset points", fontsize=FONT, ha=side)
     return figure
 
 
 def label_offsets(names: Sequence[str], places: np.ndarray) -> list[tuple[float, float]]:
-    """Where each label starts, in pixels from its point: the nearest place where it covers no other label and no point.
+    """Where each label starts, in points from its point: the nearest place where it covers no other label and no point.
 
-    Labels left of their point end there. What finds no free place lies over others.
+    Labels left of their point end there. What finds no free place goes where it covers least.
 
     >>> label_offsets(["one", "two"], np.array([[0.0, 0.0], [1.0, 1.0]]))
-    [(8.0, 5.0), (-8.0, 5.0)]
+    [(6.0, 4.0), (-6.0, 4.0)]
     """
     taken = [(x - POINT, y - POINT, x + POINT, y + POINT) for x, y in places]
     found = []
     for number, (name, (x, y)) in enumerate(zip(names, places, strict=True)):
         boxes = {offset: _label_box(name, x, y, offset) for offset in OFFSETS}
         others = taken[:number] + taken[number + 1 :]
-        free = [offset for offset, box in boxes.items() if not any(_overlap(box, other) for other in others)]
-        found.append(free[0] if free else OFFSETS[0])
+        found.append(min(OFFSETS, key=lambda offset: sum(_overlap(boxes[offset], other) for other in others)))
         taken.append(boxes[found[-1]])
     return found
 
@@ -76,5 +77,6 @@ def _label_box(name: str, x: float, y: float, offset: tuple[float, float]) -> Bo
     return (left, y + offset[1], left + width, y + offset[1] + HEIGHT)
 
 
-def _overlap(a: Box, b: Box) -> bool:
-    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
+def _overlap(a: Box, b: Box) -> float:
+    """The area that two boxes share."""
+    return max(0.0, min(a[2], b[2]) - max(a[0], b[0])) * max(0.0, min(a[3], b[3]) - max(a[1], b[1]))
