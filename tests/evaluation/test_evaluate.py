@@ -169,3 +169,28 @@ def test_nan_codes_are_refused(make_split: MakeSplit) -> None:
     member.image_codes.embedding[3, 0] = torch.nan  # type: ignore[index]
     with pytest.raises(QuintetError, match="image row 3"):
         evaluate_members([member], split)
+
+
+def test_encoding_is_float32_whatever_training_had_switched_on() -> None:
+    seen = []
+
+    class Watched(Tiny):
+        def encode_images(self, images: ImageBatch) -> Codes:
+            seen.append(
+                (
+                    torch.get_float32_matmul_precision(),
+                    torch.backends.cudnn.allow_tf32,
+                    torch.is_autocast_enabled("cpu"),
+                )
+            )
+            return super().encode_images(images)
+
+    torch.set_float32_matmul_precision("high")
+    try:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            images = [ImageBatch(fragments=torch.ones(2, 3, 16))]
+            encode_split(Watched(), images, [TextBatch(torch.ones(2, 4, dtype=torch.long), torch.tensor([4, 4]))])
+        assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == ("high", True)
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert seen == [("highest", False, False)]

@@ -15,7 +15,7 @@ from quintet.errors import QuintetError
 from quintet.evaluation.protocols import chance_of_parts, find_protocol, metrics_of_parts, rank_split
 from quintet.evaluation.ranks import BLOCK, Ranks
 from quintet.evaluation.result import Result, split_checksum
-from quintet.evaluation.scoring import Member, member_scores, whole_tiles
+from quintet.evaluation.scoring import Member, full_precision, member_scores, whole_tiles
 from quintet.evaluation.significance import bootstrap_intervals
 from quintet.models.matcher import Matcher, evaluation_mode
 
@@ -35,7 +35,7 @@ def encode_split(
     Batches are moved to `device`, where the matcher must be, and their codes to `keep`. With a `split` the number of
     rows is checked against it.
     """
-    with torch.no_grad(), evaluation_mode(matcher):
+    with torch.no_grad(), evaluation_mode(matcher), full_precision(torch.device(device)):
         images = _encode(matcher.encode_images, image_batches, device, keep, "image")
         texts = _encode(matcher.encode_texts, text_batches, device, keep, "text")
     if split is not None:
