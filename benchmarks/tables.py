@@ -206,7 +206,7 @@ def main() -> None:
         (
             "Inference of every matcher",
             accuracy_speed,
-            ("accuracy_speed_h200.json", "accuracy_speed_flickr8k_h200.json"),
+            ("accuracy_speed_h200.json", "accuracy_speed_flickr8k_h200.json", "accuracy_speed_flickr8k_cpu.json"),
         ),
         ("Indexing pictures", search_tables.encoding, ("encoding_cuda.json", "encoding_cpu.json")),
         ("Searching", search_tables.latency, ("search.json",)),
