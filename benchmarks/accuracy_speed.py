@@ -9,8 +9,9 @@ Measured with random weights on random features, which costs the same as trained
 features, encoding all sentences, and scoring every pair in float32 (a matcher's own half precision is an override, as
 in "mmca-f30k matcher.precision=bfloat16"). The networks that make the features are not part of it. Accuracies are read
 from the result files of `quintet evaluate`, by recipe; of several files the mean. --flickr8k takes the methods of
-`benchmarks/flickr8k.py` that read one tower, with that grid's result files. --from takes the speeds of an earlier file
-and writes the accuracies into it. The figure needs the extra `report`.
+`benchmarks/flickr8k.py` that read one tower, with that grid's result files, or of a method that it has not measured
+those of the grid `small`. --from takes the speeds of an earlier file and writes the accuracies into it. The figure
+needs the extra `report`.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ BERT_BASE = {
 }
 MINILM = BERT_BASE | {"hidden_size": 384, "num_hidden_layers": 6, "intermediate_size": 1536}
 BATCH = 256
-GRID_RESULTS = Path(__file__).parent / "results" / "flickr8k"
+RESULTS = Path(__file__).parent / "results"
+GRIDS = ("flickr8k", "small")  # where accuracies are looked for, the first that has any
 VARIANT = {"aoq": "-online", "dual-path": "-full", None: ""}  # of a study, the row whose accuracy is shown
 
 
@@ -151,7 +153,8 @@ def result_files(options: argparse.Namespace) -> list[tuple[str, Path]]:
         found.append((recipe, Path(path)))
     if options.flickr8k:
         for recipe, row in grid_recipes().items():
-            found += [(recipe, path) for path in sorted(GRID_RESULTS.glob(f"{row}-seed*.json"))]
+            files = (sorted((RESULTS / grid).glob(f"{row}-seed*.json")) for grid in GRIDS)
+            found += [(recipe, path) for path in next(filter(None, files), [])]
     return found
 
 

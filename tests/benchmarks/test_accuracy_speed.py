@@ -52,3 +52,13 @@ def test_accuracies_are_added_to_speeds_measured_before(
     drawn = figure.with_suffix(".svg").read_text()
     assert "fast" in drawn
     assert "slow" not in drawn, "what was not timed has no place"
+
+
+def test_accuracies_of_the_large_grid_come_first(speed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speed, "RESULTS", tmp_path)
+    for grid, row in (("flickr8k", "mmca"), ("small", "mmca"), ("small", "dual-path-full")):
+        (tmp_path / grid).mkdir(exist_ok=True)
+        result(tmp_path / grid / f"{row}-seed0.json", 100.0)
+    monkeypatch.setattr(sys, "argv", ["accuracy_speed.py", "--flickr8k"])
+    found = {recipe: path.parent.name for recipe, path in speed.result_files(speed.parse())}
+    assert found == {"mmca-flickr8k": "flickr8k", "dual-path-flickr8k": "small"}

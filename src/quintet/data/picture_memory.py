@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quintet.data.augment import Crop
+from quintet.data.augment import Crop, Prepares
 from quintet.data.batches import ImageBatch
 from quintet.data.corpus import Corpus, Image
 from quintet.data.pictures import open_picture
@@ -25,15 +25,9 @@ SHARE = 0.25  # of the free memory of a GPU that pictures may take
 SIDE, LONG = 256, 1.5  # the usual short side, and the long one over it, for the estimate of what they take
 
 
-class Prepares(Protocol):
-    """What has to be known about the tower that pictures are for: `quintet.backbones.Preprocess`."""
+class PreparesBytes(Prepares, Protocol):
+    """A tower's `quintet.backbones.Preprocess`, which can stop at bytes and go on from them."""
 
-    @property
-    def size(self) -> tuple[int, int]: ...
-    @property
-    def short_side(self) -> int | None: ...
-    @property
-    def resample(self) -> str: ...
     def view(self, picture: Picture) -> Picture: ...
     def normalise_bytes(self, pixels: Tensor) -> Tensor: ...
 
@@ -45,11 +39,11 @@ class PictureMemory:
         self.corpus, self.device = corpus, device
         self._kept: dict[tuple[object, ...], dict[str, Tensor]] = {}
 
-    def plain(self, preprocess: Prepares) -> KeptViews:
+    def plain(self, preprocess: PreparesBytes) -> KeptViews:
         """The views that the tower is evaluated on."""
         return KeptViews(self, preprocess, preprocess.view, ("plain", preprocess))
 
-    def random(self, preprocess: Prepares, crop: Crop, flip: float) -> KeptViews:
+    def random(self, preprocess: PreparesBytes, crop: Crop, flip: float) -> KeptViews:
         """Random views: a place of the tower's size in a picture that is somewhat larger, sometimes mirrored."""
         side = preprocess.short_side or round(max(preprocess.size) * 8 / 7)
         shrinks: dict[str, tuple[Shrink, tuple[object, ...]]] = {
@@ -83,7 +77,12 @@ class KeptViews:
     """Views of kept pictures as a matcher wants them; with `seeds`, one per picture, random ones."""
 
     def __init__(
-        self, memory: PictureMemory, preprocess: Prepares, shrink: Shrink, key: tuple[object, ...], flip: float = 0.0
+        self,
+        memory: PictureMemory,
+        preprocess: PreparesBytes,
+        shrink: Shrink,
+        key: tuple[object, ...],
+        flip: float = 0.0,
     ) -> None:
         self.memory, self.preprocess, self.shrink, self.key, self.flip = memory, preprocess, shrink, key, flip
 

@@ -7,9 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from quintet.files import complete_or_absent
-from quintet.training.recipe_models import Recipe, StageRecipe
-
-MINING = {"source", "top_texts", "top_images", "exclude_duplicates", "false_negative_margin"}
+from quintet.training.recipe_models import NegativesRecipe, Recipe, StageRecipe
 
 
 def share_lists(run: Path, recipe: Recipe, siblings: Mapping[Path, Recipe]) -> None:
@@ -28,13 +26,17 @@ def share_lists(run: Path, recipe: Recipe, siblings: Mapping[Path, Recipe]) -> N
 def _find(stage: StageRecipe, siblings: Mapping[Path, Recipe]) -> Path | None:
     if stage.negatives is None:
         return None
-    wanted = stage.negatives.model_dump(include=MINING)
+    wanted = stage.negatives
     for folder, recipe in siblings.items():
         names = {other.name for other in recipe.stages}
         for other in recipe.stages:
             lists = folder / "stages" / other.name / "negatives"
-            same = other.negatives is not None and other.negatives.model_dump(include=MINING) == wanted
+            same = other.negatives is not None and _mined_alike(other.negatives, wanted)
             # A stage mined with by its name belongs to one run alone.
-            if same and wanted["source"] not in names and (lists / "manifest.json").is_file():
+            if same and wanted.source not in names and (lists / "manifest.json").is_file():
                 return lists
     return None
+
+
+def _mined_alike(one: NegativesRecipe, other: NegativesRecipe) -> bool:
+    return one.source == other.source and one.mining() == other.mining()
