@@ -149,8 +149,13 @@ def largest(values: Tensor) -> Tensor:
     return values
 
 
-def shared_generator(device: torch.device) -> torch.Generator:
-    """A generator that all processes seed alike, from the first one's stream: sharing work out changes no draw."""
+def shared_generator(device: torch.device) -> torch.Generator | None:
+    """A generator that all processes seed alike, from the first one's stream: sharing work out changes no draw.
+
+    None, the device's own, where one process has a GPU: a recorded step draws anew from that one alone.
+    """
+    if device.type == "cuda" and count() == 1:
+        return None
     seed = torch.randint(2**62, (1,))
     if count() > 1:
         seed = sum_over_processes((seed if is_first() else torch.zeros_like(seed)).to(device))

@@ -10,12 +10,13 @@ from quintet.losses.step import Progress, Step
 from quintet.models.vse import VSE, build_vse
 
 
-class Counting:
+class Counting(torch.nn.Module):
     """A matcher that counts how often it is asked."""
 
     image_input = "fragments"
 
     def __init__(self, inner: VSE) -> None:
+        super().__init__()
         self.inner = inner
         self.asked: list[str] = []
 
@@ -82,6 +83,25 @@ def test_offline_scores_are_those_of_the_named_pairs() -> None:
         (step.derived_pair, "i_derived", "t_derived"),
     ):
         torch.testing.assert_close(found, inner.score(code[image], code[text]).diagonal())
+
+
+@pytest.mark.parametrize("derived", [True, False])
+def test_encoded_together_the_codes_are_the_same(derived: bool) -> None:
+    parts = OfflineBatch(texts=texts(1), images=images(1), derived_images=images(2), derived_texts=texts(2))
+    apart, together = (make_step(parts) for _ in range(2))
+    together[0].encode_offline(derived)
+    assert together[1].asked == ["images", "texts"]
+    for name in ("scores", "off_text", "off_image", "off_pair", "derived_pair"):
+        torch.testing.assert_close(getattr(together[0], name), getattr(apart[0], name))
+    assert together[1].asked.count("images") == (1 if derived else 2)
+
+
+def test_batches_of_a_batchnorm_stay_apart() -> None:
+    parts = OfflineBatch(texts=texts(1), images=images(1), derived_images=images(2), derived_texts=texts(2))
+    step, matcher = make_step(parts)
+    matcher.norm = torch.nn.BatchNorm1d(4)
+    step.encode_offline(derived=True)
+    assert matcher.asked == []
 
 
 def test_a_batch_without_offline_negatives_says_what_is_missing() -> None:

@@ -8,6 +8,7 @@ from typing import Any, Self
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -45,6 +46,18 @@ class ImageBatch(_Movable):
         assert tensor is not None
         return len(tensor)
 
+    @staticmethod
+    def cat(parts: Sequence[ImageBatch]) -> ImageBatch:
+        """One batch of several that have as many fragments a picture, or as many pixels."""
+        if parts[0].pixels is not None:
+            return ImageBatch(pixels=torch.cat([_required(part.pixels) for part in parts]))
+        boxed = parts[0].boxes is not None
+        return ImageBatch(
+            fragments=torch.cat([_required(part.fragments) for part in parts]),
+            mask=None if all(part.mask is None for part in parts) else torch.cat([part.real() for part in parts]),
+            boxes=torch.cat([_required(part.boxes) for part in parts]) if boxed else None,
+        )
+
     def real(self) -> Tensor:
         """(n, L) bool: which fragments are real."""
         if self.mask is not None:
@@ -52,6 +65,12 @@ class ImageBatch(_Movable):
         if self.fragments is None:
             raise ValueError("this batch holds pixels, not fragments")
         return torch.ones(self.fragments.shape[:2], dtype=torch.bool, device=self.fragments.device)
+
+
+def _required(tensor: Tensor | None) -> Tensor:
+    if tensor is None:
+        raise ValueError("batches that are joined must hold the same things: fragments, boxes or pixels")
+    return tensor
 
 
 @dataclass(frozen=True)
@@ -86,16 +105,31 @@ class TextBatch(_Movable):
         """(n, L) bool: which tokens are real."""
         return torch.arange(self.tokens.shape[1], device=self.tokens.device) < self.lengths[:, None]
 
+    def padded_to(self, length: int, pad: int = 0) -> TextBatch:
+        """The same sentences with room for so many tokens, at least as many as there is already."""
+        more = length - self.tokens.shape[1]
+        features = None if self.features is None else F.pad(self.features, (0, 0, 0, more))
+        return replace(self, tokens=F.pad(self.tokens, (0, more), value=pad), features=features)
+
+    @staticmethod
+    def cat(parts: Sequence[TextBatch]) -> TextBatch:
+        """One batch of several, all padded to the longest."""
+        longest = max(part.tokens.shape[1] for part in parts)
+        given = [part.padded_to(longest) for part in parts]
+        names = [field.name for field in fields(TextBatch) if getattr(given[0], field.name) is not None]
+        return TextBatch(**{name: torch.cat([getattr(part, name) for part in given]) for name in names})
+
     def take(self, rows: Tensor | slice) -> TextBatch:
         """Some of the sentences."""
         parts: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
         return replace(self, **{name: part[rows] for name, part in parts.items() if part is not None})
 
     @staticmethod
-    def from_ids(sentences: Sequence[Sequence[int] | np.ndarray], pad: int = 0) -> TextBatch:
-        """Pad lists of token ids into a batch."""
+    def from_ids(sentences: Sequence[Sequence[int] | np.ndarray], pad: int = 0, multiple: int = 1) -> TextBatch:
+        """Pad lists of token ids into a batch, to the longest or to the next `multiple` from there."""
         lengths = np.array([len(ids) for ids in sentences], dtype=np.int64)
-        tokens = np.full((len(sentences), lengths.max(initial=0)), pad, dtype=np.int64)
+        longest = -(-int(lengths.max(initial=0)) // multiple) * multiple
+        tokens = np.full((len(sentences), longest), pad, dtype=np.int64)
         for row, ids in zip(tokens, sentences, strict=True):
             row[: len(ids)] = ids
         return TextBatch(torch.from_numpy(tokens), torch.from_numpy(lengths))
@@ -134,3 +168,12 @@ class PairBatch(_Movable):
 
     def __len__(self) -> int:
         return len(self.texts)
+
+    def of_one_length(self, pad: int = 0) -> PairBatch:
+        """The same with its own sentences and the offline ones padded alike: fewer different shapes."""
+        if self.offline is None:
+            return self
+        parts = (self.texts, self.offline.texts, self.offline.derived_texts)
+        longest = max(part.tokens.shape[1] for part in parts)
+        texts, off, derived = (part.padded_to(longest, pad) for part in parts)
+        return replace(self, texts=texts, offline=replace(self.offline, texts=off, derived_texts=derived))

@@ -93,7 +93,8 @@ class Sentences:
     ) -> None:
         self.features = features  # of the same sentences, by a frozen text encoder
         self.change = change  # of the sentences' ids, in training
-        self._pad = tokenizer.pad
+        self.multiple = 1  # of which the length of a batch is one; more than 1: fewer different shapes
+        self.pad = tokenizer.pad
         self._ids = [np.asarray(tokenizer.ids(text.text), dtype=np.int32) for text in texts]
 
     def __len__(self) -> int:
@@ -108,7 +109,7 @@ class Sentences:
         sentences = [self._ids[row] for row in rows]
         if seeds and self.change is not None:
             sentences = self.change(sentences, seeds)
-        batch = TextBatch.from_ids(sentences, self._pad)
+        batch = TextBatch.from_ids(sentences, self.pad, self.multiple)
         if self.features is None:
             return batch
         return replace(batch, features=self.features.batch(rows, batch.tokens.shape[1]))
@@ -136,7 +137,7 @@ class _PairData(Dataset):
 
     def __getitem__(self, number: int) -> PairBatch:
         image_rows, text_rows = np.ascontiguousarray(self.pairs[number].T)
-        return PairBatch(
+        batch = PairBatch(
             images=self._images(image_rows, text_rows),
             texts=self._texts(text_rows, image_rows),
             image_groups=torch.from_numpy(self.split.image_groups[image_rows]),
@@ -146,6 +147,7 @@ class _PairData(Dataset):
             offline=None if self.offline is None else self._offline(self.offline(number)),
             pool=None if self.pool is None else self._pool(self.pool(number)),
         )
+        return batch if self.sentences.multiple == 1 else batch.of_one_length(self.sentences.pad)
 
     def _images(self, image_rows: np.ndarray, text_rows: np.ndarray) -> ImageBatch:
         return self.images.batch([self.split.images[row] for row in image_rows], self._seeds(image_rows, text_rows))

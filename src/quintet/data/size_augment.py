@@ -32,20 +32,17 @@ class FewerRegions:
         if seeds is None or not len(batch):
             return batch
         assert batch.fragments is not None
-        n, length = batch.fragments.shape[:2]
-        # On the CPU, wherever the features are: an accelerator need not wait for the number that remains.
-        real = torch.ones(n, length, dtype=torch.bool) if batch.mask is None else batch.mask.cpu()
-        draws = uniform(pair_keys(seeds)[:, None], np.arange(length))  # (n, L)
-        kept = real & torch.from_numpy(draws >= self.probability)
+        draws = uniform(pair_keys(seeds)[:, None], np.arange(batch.fragments.shape[1]))  # (n, L)
+        real = batch.real()
+        kept = real & torch.from_numpy(draws >= self.probability).to(real.device, non_blocking=True)
         return select_regions(batch, torch.where(kept.any(dim=1, keepdim=True), kept, real))
 
 
 def select_regions(batch: ImageBatch, kept: Tensor) -> ImageBatch:
-    """The regions where (n, L) says so, in their order and without gaps, padded to the longest."""
+    """The regions where (n, L) says so, in their order and without gaps, padded to L."""
     assert batch.fragments is not None
-    longest = int(kept.sum(dim=1).max())
-    order = kept.int().argsort(dim=1, descending=True, stable=True)[:, :longest]  # (n, longest), kept ones first
-    mask, order = (part.to(batch.fragments.device) for part in (kept.gather(1, order), order))
+    order = kept.int().argsort(dim=1, descending=True, stable=True)  # (n, L), kept ones first
+    mask = kept.gather(1, order)
 
     def take(values: Tensor) -> Tensor:
         taken = values.gather(1, order[..., None].expand(-1, -1, values.shape[2]))

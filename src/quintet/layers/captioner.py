@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -34,19 +36,23 @@ class Attention(nn.Module):
         self.joint = nn.Linear(2 * hidden, hidden)  # of [encoder output; decoder state]
         self.score = nn.Linear(hidden, 1, bias=False)
 
-    def prepare(self, outputs: Tensor) -> Tensor:
-        """(n, L, hidden): the encoder's half of the joint projection, the same at every step."""
-        half = outputs.shape[2]
-        return F.linear(outputs, self.joint.weight[:, :half], self.joint.bias)
+    def over(self, outputs: Tensor, mask: Tensor | None) -> Callable[[Tensor], Tensor]:
+        """The attention over these outputs (n, L, hidden): a state (n, hidden) to their weighted mean (n, hidden).
 
-    def forward(self, prepared: Tensor, outputs: Tensor, state: Tensor, mask: Tensor | None) -> Tensor:
-        """(n, hidden): the outputs averaged with the weights that this state gives them."""
+        The encoder's half of the joint projection is the same at every step and computed once.
+        """
         half = outputs.shape[2]
-        from_state = F.linear(state, self.joint.weight[:, half:])[:, None]  # (n, 1, hidden)
-        scores = self.score(torch.tanh(prepared + from_state))[..., 0]  # (n, L)
-        if mask is not None:
-            scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
-        return (scores.softmax(dim=1)[:, None] @ outputs)[:, 0]  # (n, hidden)
+        for_outputs, for_state = self.joint.weight[:, :half], self.joint.weight[:, half:]
+        prepared = F.linear(outputs, for_outputs, self.joint.bias)  # (n, L, hidden)
+        padding = None if mask is None else ~mask
+
+        def attend(state: Tensor) -> Tensor:
+            scores = self.score(torch.tanh(prepared + F.linear(state, for_state)[:, None]))[..., 0]  # (n, L)
+            if padding is not None:
+                scores = scores.masked_fill(padding, torch.finfo(scores.dtype).min)
+            return (scores.softmax(dim=1)[:, None] @ outputs)[:, 0]
+
+        return attend
 
 
 class Captioner(nn.Module):
@@ -76,11 +82,10 @@ class Captioner(nn.Module):
     def forward(self, regions: Tensor, words: Tensor, mask: Tensor | None = None) -> Tensor:
         """Regions (n, L, d), their mask (n, L) and the words so far (n, T) -> scores of the next word (n, T, V)."""
         outputs, state = self.reader(regions, mask)
-        prepared = self.attention.prepare(outputs)
+        attend = self.attention.over(outputs, mask)
         embedded = self.embed(words)  # (n, T, word_dim)
         states = []
         for word in embedded.unbind(dim=1):
-            context = self.attention(prepared, outputs, state, mask)
-            state = self.cell(self.dropout(torch.cat([word, context], dim=1)), state)  # (n, hidden)
+            state = self.cell(self.dropout(torch.cat([word, attend(state)], dim=1)), state)  # (n, hidden)
             states.append(state)
         return self.out(torch.stack(states, dim=1))  # (n, T, V)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from quintet.layers.masked_batchnorm import masked_batchnorm
+
 
 class RegionRelation(nn.Module):
     """One residual block of graph convolution over all pairs of regions (VSRN Eq. 2 and 3).
@@ -46,6 +48,4 @@ class RegionRelation(nn.Module):
     def _normalise(self, regions: Tensor, mask: Tensor | None) -> Tensor:
         if mask is None or not self.training:  # kept statistics are those of real regions already
             return self.norm(regions.flatten(0, 1)).view_as(regions)  # (n, L, d)
-        normalised = torch.zeros_like(regions)
-        normalised[mask] = self.norm(regions[mask]).to(regions.dtype)  # statistics of the real rows only
-        return normalised
+        return masked_batchnorm(self.norm, regions, mask)

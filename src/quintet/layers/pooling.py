@@ -76,8 +76,7 @@ class GPO(nn.Module):
         counts = mask.sum(dim=1)  # (n,)
         if not mask.numel():
             return fragments.sum(dim=1)  # nothing to sort
-        # The weights depend on the count alone: as many GRU runs as there are different counts, often one.
-        distinct, which = counts.clamp(min=1).unique(return_inverse=True)
+        distinct, which = _distinct(counts.clamp(min=1), fragments.shape[1])
         weights = self.weights(distinct, fragments.shape[1])[which]  # (n, L)
         ranked = fragments.masked_fill(~mask[..., None], -math.inf).sort(dim=1, descending=True).values  # (n, L, d)
         within = torch.arange(fragments.shape[1], device=mask.device) < counts[:, None]  # (n, L)
@@ -86,7 +85,7 @@ class GPO(nn.Module):
 
     def weights(self, counts: Tensor, length: int) -> Tensor:
         """(n,) counts from 1 to `length` -> (n, length) weights of the ranks, zero beyond the count, summing to 1."""
-        codes = rank_codes(length, self.position_dim, self.first_rank).to(self.linear.weight)  # (L, p)
+        codes = rank_codes(length, self.position_dim, self.first_rank, counts.device).to(self.linear.weight)  # (L, p)
         codes = codes.expand(counts.shape[0], -1, -1)  # (n, L, p)
         states = gru_states(self.gru, codes, counts)  # (n, L, 2 h)
         states = (states[..., : self.hidden] + states[..., self.hidden :]) / 2  # (n, L, h)
@@ -96,10 +95,21 @@ class GPO(nn.Module):
         return (logits / TEMPERATURE).masked_fill(beyond, -math.inf).softmax(dim=1)
 
 
-def rank_codes(length: int, dim: int, first: int = 1) -> Tensor:
+def _distinct(counts: Tensor, most: int) -> tuple[Tensor, Tensor]:
+    """Counts, each at most `most`, without repetition, and (n,) the place of each.
+
+    GPO's weights depend on the count alone: as many GRU runs as there are different ones, often one. A GPU would have
+    to be waited for to know them; there every possible count has its run.
+    """
+    if counts.is_cuda:
+        return torch.arange(1, most + 1, device=counts.device), counts - 1
+    return counts.unique(return_inverse=True)
+
+
+def rank_codes(length: int, dim: int, first: int = 1, device: torch.device | None = None) -> Tensor:
     """(length, dim) sinusoidal codes of the ranks from `first` on: sine in even channels, cosine in odd ones."""
-    rank = torch.arange(first, first + length, dtype=torch.float64)[:, None]  # (L, 1)
-    frequency = 10_000.0 ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)  # (dim / 2,)
+    rank = torch.arange(first, first + length, dtype=torch.float64, device=device)[:, None]  # (L, 1)
+    frequency = 10_000.0 ** (-torch.arange(0, dim, 2, dtype=torch.float64, device=device) / dim)  # (dim / 2,)
     return torch.stack([(rank * frequency).sin(), (rank * frequency).cos()], dim=-1).flatten(1)  # (L, dim)
 
 

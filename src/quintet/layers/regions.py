@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from quintet.layers.masked_batchnorm import masked_batchnorm
+
 
 class ChannelDropout(nn.Module):
     """Dropout that hides the same channels in all fragments of a picture.
@@ -74,15 +76,12 @@ class FragmentMLP(nn.Module):
 
     def forward(self, fragments: Tensor, mask: Tensor | None = None) -> Tensor:
         """(..., in_dim) -> (..., dim); what comes out for padding means nothing."""
+        hidden = self.layers[0](fragments)  # (..., hidden)
         if mask is None or not self.training:  # kept statistics are those of real fragments already
-            return self._rows(fragments.flatten(0, -2)).unflatten(0, fragments.shape[:-1])  # (..., dim)
-        out = self._rows(fragments[mask])  # (real, dim)
-        spread = out.new_zeros((*mask.shape, out.shape[-1]))
-        spread[mask] = out
-        return spread  # (..., dim)
-
-    def _rows(self, rows: Tensor) -> Tensor:
-        return self.layers[1](torch.relu(self.bns[0](self.layers[0](rows))))
+            normalised = self.bns[0](hidden.flatten(0, -2)).view_as(hidden)
+        else:
+            normalised = masked_batchnorm(self.bns[0], hidden, mask)
+        return self.layers[1](torch.relu(normalised))
 
 
 def xavier_linear(in_dim: int, dim: int) -> nn.Linear:

@@ -94,13 +94,13 @@ class InstanceObjective(nn.Module):
             raise RecipeError("the pseudo-categories of the instance loss have not been found yet; call `assign` first")
         return classes
 
-    def _dropped(self, features: Tensor, random: torch.Generator) -> Tensor:
+    def _dropped(self, features: Tensor, random: torch.Generator | None) -> Tensor:
         if not self.training or not self.dropout:
             return features
         chances = torch.rand(features.shape, generator=random, device=features.device)
         return features * (chances >= self.dropout) / (1 - self.dropout)
 
-    def _others(self, targets: Tensor, random: torch.Generator) -> Tensor | None:
+    def _others(self, targets: Tensor, random: torch.Generator | None) -> Tensor | None:
         """Random classes that nobody in the batch belongs to; None: compare all."""
         if self.sampled is None:
             return None

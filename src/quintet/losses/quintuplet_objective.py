@@ -18,7 +18,7 @@ from quintet.losses.quintuplet import (
     online_terms,
     quintuplet_terms,
 )
-from quintet.losses.step import Step, Term
+from quintet.losses.step import Progress, Step, Term
 from quintet.losses.triplet import triplet
 
 Variant = Literal[
@@ -76,6 +76,10 @@ class QuintupletObjective(nn.Module):
         self.weight = weight
         self.watch = watch
 
+    def phase(self, progress: Progress) -> bool:
+        """Whether the objective is still warming up."""
+        return progress.epoch < self.warmup_epochs
+
     def forward(self, step: Step) -> dict[str, Term]:
         if step.batch.offline is None:
             raise RecipeError(
@@ -83,8 +87,9 @@ class QuintupletObjective(nn.Module):
                 "give it a `negatives:` entry that says from which stage or run they are mined"
             )
         negative = ~(step.same_group if self.same_group == "ignored" else step.diagonal)
-        if step.progress.epoch < self.warmup_epochs:
+        if self.phase(step.progress):
             return self._warming(step, negative)
+        step.encode_offline(derived=self.variant not in ("triplet", "online_quintuplet"))
         online = online_negatives(step.scores, negative).take(step.mine)  # (b,): this process's anchors
         terms = {
             name: Term(values, self.weight, self._flat(name)) for name, values in self._terms(online, step).items()

@@ -16,7 +16,7 @@ from quintet.layers.fragment_matching import Matching, match_fragments
 from quintet.layers.relation_attention import Relations, create_interaction
 from quintet.layers.relation_graph import AssociationGraphBuilder, Distance
 from quintet.losses.distance_weighted import sampled_triplet
-from quintet.losses.step import Step, Term
+from quintet.losses.step import Progress, Step, Term
 
 
 class RelationObjective(nn.Module):
@@ -93,7 +93,7 @@ class RelationObjective(nn.Module):
             texts = processes.gather_rows(_embedding(step.text_codes), step.total)
             random = processes.shared_generator(images.device)
             cost, without = self._cost(step, images, texts, random)
-            warm = self._is_warm(step)
+            warm = self.phase(step.progress)
             weight = self.weight if self.consistency or not warm else 0.0
             terms = {"initial": Term(cost, weight, flat=2 * self.margin)}
             if warm:
@@ -101,14 +101,14 @@ class RelationObjective(nn.Module):
                 terms, without = terms | more, without + further
             return terms | {"without_candidates": Term(without, 0.0)}
 
-    def _is_warm(self, step: Step) -> bool:
+    def phase(self, progress: Progress) -> bool:
         """Whether relations have started, where there are any."""
         if self.graph is None:
             return False
-        return step.progress.epoch >= self.warmup_epochs and step.progress.step >= self.warmup_steps
+        return progress.epoch >= self.warmup_epochs and progress.step >= self.warmup_steps
 
     def _relation_terms(
-        self, step: Step, images: Tensor, texts: Tensor, random: torch.Generator
+        self, step: Step, images: Tensor, texts: Tensor, random: torch.Generator | None
     ) -> tuple[dict[str, Term], Tensor]:
         """The terms of enhanced embeddings, and (n,): how often an anchor had no candidate in them."""
         assert self.graph is not None
@@ -146,7 +146,7 @@ class RelationObjective(nn.Module):
         )
         return processes.gather_rows(rows, step.total)
 
-    def _cost(self, step: Step, images: Tensor, texts: Tensor, random: torch.Generator) -> tuple[Tensor, Tensor]:
+    def _cost(self, step: Step, images: Tensor, texts: Tensor, random: torch.Generator | None) -> tuple[Tensor, Tensor]:
         """(n,) twice: the costs of this process's anchors, both directions, and how many had no candidate."""
         scores = images @ texts.T  # (N, N)
         uniform = torch.rand((2, *scores.shape), generator=random, device=scores.device, dtype=scores.dtype)

@@ -6,13 +6,16 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from quintet import processes
 from quintet.codes import Codes
-from quintet.data.batches import OfflineBatch, PairBatch
+from quintet.data.batches import ImageBatch, OfflineBatch, PairBatch, TextBatch
 from quintet.errors import RecipeError
+from quintet.layers.shared_batchnorm import SharedBatchNorm
 from quintet.models.matcher import Matcher
+
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, SharedBatchNorm)
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,11 @@ class Term:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a stage has come, for objectives that change over time."""
+    """How far a stage has come, for objectives that change over time.
+
+    Such an objective has a method `phase(progress)`: what it does is the same as long as the phase is, because a
+    recorded step is replayed until then.
+    """
 
     epoch: float = 0.0  # epochs done, with the fraction of the current one
     step: int = 0  # optimizer steps done
@@ -65,6 +72,24 @@ class Step:
             rows = self.matcher.score(_at_least_float32(self.image_codes), all_texts)
             return processes.gather_rows(rows, self.total)
 
+    def encode_offline(self, derived: bool) -> None:
+        """Encode the batch's pictures in one go with its offline ones, and with the `derived` ones; sentences likewise.
+
+        The same codes in fewer, larger products. Not where a BatchNorm is: it would see three batches as one.
+        """
+        if any(isinstance(part, BATCH_NORMS) for part in self.matcher.modules()):  # type: ignore[attr-defined]
+            return
+        names = ("image_codes", "_offline_image_codes", "_derived_image_codes")[: 2 + derived]
+        pictures = (self.batch.images, self._offline.images, self._offline.derived_images)[: 2 + derived]
+        sentences = (self.batch.texts, self._offline.texts, self._offline.derived_texts)[: 2 + derived]
+        images = self.matcher.encode_images(ImageBatch.cat(pictures))
+        texts = self.matcher.encode_texts(TextBatch.cat(sentences))
+        size = len(self.batch)
+        for number, name in enumerate(names):
+            rows = slice(number * size, (number + 1) * size)
+            self.__dict__[name] = images[rows]
+            self.__dict__[name.replace("image", "text")] = texts[rows]
+
     @cached_property
     def off_text(self) -> Tensor:
         """(b,): S(i, t_off), each picture of this process against its offline hard negative sentence."""
@@ -83,8 +108,7 @@ class Step:
     @cached_property
     def derived_pair(self) -> Tensor:
         """(b,): the picture of t_off against a sentence of i_off."""
-        images = self.matcher.encode_images(self._offline.derived_images)
-        return self._pairs(images, self.matcher.encode_texts(self._offline.derived_texts))
+        return self._pairs(self._derived_image_codes, self._derived_text_codes)
 
     @property
     def _offline(self) -> OfflineBatch:
@@ -101,6 +125,14 @@ class Step:
     @cached_property
     def _offline_text_codes(self) -> Codes:
         return self.matcher.encode_texts(self._offline.texts)
+
+    @cached_property
+    def _derived_image_codes(self) -> Codes:
+        return self.matcher.encode_images(self._offline.derived_images)
+
+    @cached_property
+    def _derived_text_codes(self) -> Codes:
+        return self.matcher.encode_texts(self._offline.derived_texts)
 
     def _pairs(self, image_codes: Codes, text_codes: Codes) -> Tensor:
         with torch.autocast(self.batch.text_groups.device.type, enabled=False):

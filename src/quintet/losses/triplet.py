@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from quintet.losses.step import Step, Term
+from quintet.losses.step import Progress, Step, Term
 
 NegativeChoice = Literal["all", "mean", "hardest"]
 
@@ -83,9 +83,12 @@ class TripletObjective(nn.Module):
         self.same_group = same_group
         self.weight = weight
 
+    def phase(self, progress: Progress) -> NegativeChoice:
+        """What stands for the negatives of an anchor by now."""
+        return "mean" if progress.epoch < self.warmup_epochs else self.negatives
+
     def forward(self, step: Step) -> dict[str, Term]:
-        warming = self.negatives == "hardest" and step.progress.epoch < self.warmup_epochs
         negative = ~(step.same_group if self.same_group == "ignored" else step.diagonal)
-        costs = triplet(step.scores, negative, margin=self.margin, choose="mean" if warming else self.negatives)
+        costs = triplet(step.scores, negative, margin=self.margin, choose=self.phase(step.progress))
         flat = None if self.negatives == "all" else self.margin
         return {name: Term(values[step.mine], self.weight, flat) for name, values in costs.items()}

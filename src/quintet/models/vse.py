@@ -20,7 +20,7 @@ from quintet.data.batches import ImageBatch, TextBatch
 from quintet.errors import RecipeError, suggest
 from quintet.layers.normalize import HALF, l2norm
 from quintet.layers.pooling import create_pooling
-from quintet.layers.regions import RegionProjection
+from quintet.layers.regions import ChannelDropout, RegionProjection
 from quintet.layers.text import BiGRUEncoder, LastStateGRU
 from quintet.models.pretrained_text import pretrained_text
 from quintet.scores.embedding import dot_score_pairs, dot_scores
@@ -91,7 +91,7 @@ class FragmentEncoder(nn.Module):
         self, image_dim: int, embed_dim: int, pooling: str, projection: str, first_rank: int = 1, dropout: float = 0.0
     ) -> None:
         super().__init__()
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = ChannelDropout(dropout)
         self.projection = RegionProjection(image_dim, embed_dim, mlp=projection == "mlp")
         self.pooling = create_pooling(pooling, first_rank)
         # A mean and a linear map may change places; pooled first, the map has L times less work.

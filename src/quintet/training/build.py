@@ -24,7 +24,7 @@ from quintet.data.word_vectors import initial_embedding, words_with_vectors
 from quintet.data.wordpiece import WordPiece
 from quintet.errors import CorpusError, RecipeError
 from quintet.losses import OBJECTIVES
-from quintet.losses.step import Step, Term
+from quintet.losses.step import Progress, Step, Term
 from quintet.models import MODELS
 from quintet.training.recipe_models import AugmentRecipe, DataRecipe, Recipe, StageRecipe, TokenizerRecipe
 
@@ -188,6 +188,10 @@ class Objectives(nn.Module):
 
     def forward(self, step: Step) -> dict[str, Term]:
         return {f"{name}.{term}": value for name, part in self.parts.items() for term, value in part(step).items()}
+
+    def phase(self, progress: Progress) -> tuple[Any, ...]:
+        """What all of its losses do by now; while it is the same, so is what a step computes."""
+        return tuple(part.phase(progress) for part in self.parts.values() if hasattr(part, "phase"))  # type: ignore[operator]
 
     @property
     def pool_size(self) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 from quintet.errors import TrainingError
-from quintet.losses.step import Term
 
 PATIENCE = 100  # optimizer steps in a row at the flat value
 TOLERANCE = 0.01  # relative
@@ -27,10 +26,10 @@ class CollapseWatch:
     def __init__(self, count: int = 0) -> None:
         self.count = count  # part of the checkpoint
 
-    def look(self, terms: dict[str, Term], means: dict[str, float]) -> str | None:
-        """A message when the loss has been flat for `PATIENCE` steps, once."""
-        flat = {name: term.flat for name, term in terms.items() if term.flat is not None}
-        stuck = bool(flat) and all(abs(means[name] - value) <= TOLERANCE * value for name, value in flat.items())
+    def look(self, flat: dict[str, float | None], means: dict[str, float]) -> str | None:
+        """A message when the loss has been flat for `PATIENCE` steps, once; `flat` is `Term.flat` of each term."""
+        known = {name: value for name, value in flat.items() if value is not None}
+        stuck = bool(known) and all(abs(means[name] - value) <= TOLERANCE * value for name, value in known.items())
         self.count = self.count + 1 if stuck else 0
         if self.count != PATIENCE:
             return None

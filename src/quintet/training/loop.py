@@ -23,10 +23,11 @@ from quintet.data.sampling import epoch_batches
 from quintet.errors import RecipeError, TrainingError
 from quintet.files import write_json
 from quintet.layers.shared_batchnorm import share_batchnorms
-from quintet.losses.step import Progress, Step, Term
+from quintet.losses.step import Progress, Step
 from quintet.training.build import Objectives, TrainingData
 from quintet.training.checkpoint import load_checkpoint, save_checkpoint, save_tensors
 from quintet.training.devices import tensor_core_products
+from quintet.training.graphs import WORDS, Outcome, StepGraphs, can_record, own_stream
 from quintet.training.health import CollapseWatch, refuse_not_finite
 from quintet.training.logs import Display, Log, Window
 from quintet.training.neighbours import image_clusters
@@ -103,7 +104,11 @@ class StageTrainer:
         self.train_sentences = split_sentences(data, data.train, tokenizer, matcher, device, augment)
         self.validation_sentences = split_sentences(data, data.validation, tokenizer, matcher, device)
         self.position = Position()
-        self._pending: list[tuple[int, dict[str, Term], Tensor]] = []
+        self.graphs: StepGraphs | None = None
+        if can_record(stage, device):
+            self.graphs = StepGraphs(self._compute, self.trainable, display.note)
+            self.train_sentences.multiple = WORDS  # fewer lengths, fewer recordings
+        self._pending: list[tuple[int, Outcome]] = []
         self._norms: list[tuple[int, Tensor]] = []
         self._seconds = 0.0
         self._clustered: tuple[int, np.ndarray] | None = None  # the epoch, and the cluster of every training picture
@@ -129,8 +134,9 @@ class StageTrainer:
         total = self.steps_per_epoch * self.stage.epochs
         self.display.stage(self.stage.name, self.stage.epochs, total, self.position.step)
         try:
-            while self.position.epoch < self.stage.epochs:
-                self._epoch(log)
+            with own_stream(self.device, self.graphs is not None):
+                while self.position.epoch < self.stage.epochs:
+                    self._epoch(log)
         finally:
             if log is not None:
                 log.close()
@@ -238,25 +244,29 @@ class StageTrainer:
     def _backward(self, batch: PairBatch, total: int, batches: int) -> None:
         at = self.position
         progress = Progress(epoch=at.epoch + at.batch / batches, step=at.step)
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.stage.precision == "bfloat16"):
+        first = at.batch // self.stage.accumulate * self.stage.accumulate  # of this optimizer step
+        share = 1 / min(self.stage.accumulate, batches - first)  # the last step may have fewer batches
+        compute = self._compute if self.graphs is None else partial(self.graphs, self.objective.phase(progress))
+        self._pending.append((at.step, compute(batch, progress, total, share)))
+
+    def _compute(self, batch: PairBatch, progress: Progress, total: int, share: float) -> Outcome:
+        """Forward and backward pass of a batch, which is this `share` of an optimizer step."""
+        half = self.stage.precision == "bfloat16"
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=half, cache_enabled=self.graphs is None):
             terms = self.objective(Step(self.matcher, batch, progress, total))  # type: ignore[arg-type]
         loss = torch.zeros((), device=self.device)
         for term in terms.values():
-            loss = loss + term.weight * self._reduce(term.values, batches)
+            loss = loss + term.weight * self._reduce(term.values, share)
         loss.backward()
-        summed = torch.stack(
-            [torch.stack([term.values.sum(), term.values.new_tensor(term.values.numel())]) for term in terms.values()]
-        )
-        self._pending.append(
-            (at.step, terms, summed.detach())
-        )  # (terms, 2); read later, so that the device need not wait
+        sums = torch.stack([term.values.detach().sum() for term in terms.values()])
+        counts = torch.stack([torch.full_like(sums[0], term.values.numel()) for term in terms.values()])
+        return Outcome({name: term.flat for name, term in terms.items()}, torch.stack([sums, counts]))
 
-    def _reduce(self, values: Tensor, batches: int) -> Tensor:
+    def _reduce(self, values: Tensor, share: float) -> Tensor:
         if self.stage.reduction == "sum":
             return values.sum()
-        count = processes.sum_over_processes(torch.tensor(float(values.numel()), device=values.device))
-        first = self.position.batch // self.stage.accumulate * self.stage.accumulate  # of this optimizer step
-        return values.sum() / count / min(self.stage.accumulate, batches - first)  # the last step may have fewer
+        count = processes.sum_over_processes(torch.full((), float(values.numel()), device=values.device))
+        return values.sum() / count * share
 
     def _update(self) -> None:
         processes.sum_gradients(self.trainable)
@@ -285,12 +295,12 @@ class StageTrainer:
 
     def _flush(self) -> None:
         """Read the pending losses and gradient norms: refuse NaN, watch for collapse, add them to the log window."""
-        for step, terms, local in self._pending:
-            sums, counts = processes.sum_over_processes(local).T.tolist()
-            means = {name: total / max(count, 1) for name, total, count in zip(terms, sums, counts, strict=True)}
+        for step, outcome in self._pending:
+            sums, counts = processes.sum_over_processes(outcome.sums).tolist()
+            means = {name: total / max(count, 1) for name, total, count in zip(outcome.flat, sums, counts, strict=True)}
             refuse_not_finite(means, f"step {step} of stage {self.stage.name!r}")
             self.window.add(means)
-            message = self.watch.look(terms, means)
+            message = self.watch.look(outcome.flat, means)
             if message is not None:
                 if self.stage.on_collapse == "stop":
                     raise TrainingError(message)

@@ -82,7 +82,9 @@ def make_optimizer(module: nn.Module, recipe: OptimizerRecipe) -> torch.optim.Op
         settings.append({"params": members[-1], "base_lr": recipe.lr, "weight_decay": recipe.weight_decay})
     if recipe.name == "sgd":
         return torch.optim.SGD(settings, lr=recipe.lr, momentum=recipe.momentum, nesterov=recipe.nesterov)
-    return {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[recipe.name](settings, lr=recipe.lr)
+    kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[recipe.name]
+    on_gpu = all(parameter.is_cuda for parameter in named.values())
+    return kind(settings, lr=recipe.lr, fused=True if on_gpu else None)  # one kernel instead of dozens
 
 
 def _some(named: dict[str, nn.Parameter]) -> str:

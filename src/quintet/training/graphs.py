@@ -1,0 +1,170 @@
+"""Training steps recorded as CUDA graphs and replayed.
+
+A step of these matchers is a thousand small kernels. Asked for one after the other they keep Python busy for several
+times as long as the GPU; recorded once for a shape of batch, they are one call.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quintet import processes
+from quintet.data.batches import PairBatch
+from quintet.losses.step import Progress
+from quintet.training.recipe_models import StageRecipe
+
+WORDS = 8  # sentences of a batch are padded to a multiple of so many tokens
+FIRST, LOOK = 1, 2  # visits of a shape before it is recorded: kernels are compiled, then it is watched for waiting
+MOST = 24  # recordings; shapes beyond are computed as they come
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a step leaves beside its gradients."""
+
+    flat: dict[str, float | None]  # of every term, see `Term`
+    sums: Tensor  # (2, terms): the sum of a term's values, and how many they are
+
+    def copy(self) -> Outcome:
+        return replace(self, sums=self.sums.clone())
+
+
+Compute = Callable[[PairBatch, Progress, int, float], Outcome]  # the batch, when, pairs of the global batch, its share
+
+
+def can_record(stage: StageRecipe, device: torch.device) -> bool:
+    """Whether the steps of a stage may be recorded: each the whole of an optimizer step, in one process, on a GPU."""
+    alone = device.type == "cuda" and processes.count() == 1
+    return alone and stage.graphs and stage.accumulate == 1 and not stage.compile
+
+
+@contextmanager
+def own_stream(device: torch.device, on: bool) -> Iterator[None]:
+    """A stream beside the default one, on which nothing can be recorded."""
+    if not on:
+        yield
+        return
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        yield
+    torch.cuda.current_stream(device).wait_stream(stream)
+
+
+class StepGraphs:
+    """Calls `compute`, or replays what it did: one recording for every phase of the loss and shape of batch.
+
+    A replay leaves the gradients where `compute` would, and draws new random numbers. A phase in which `compute` waits
+    for the GPU cannot be recorded: that is found out, told once, and it is computed as it comes.
+    """
+
+    def __init__(self, compute: Compute, parameters: Sequence[nn.Parameter], note: Callable[[str], None]) -> None:
+        self._compute, self._parameters, self._note = compute, list(parameters), note
+        self._visits: Counter[Hashable] = Counter()
+        self._recordings: dict[Hashable, _Recording] = {}
+        self._waits: set[Hashable] = set()  # phases
+        self._memory: Any = None  # of all recordings, which never run at the same time
+
+    def __call__(self, phase: Hashable, batch: PairBatch, progress: Progress, total: int, share: float) -> Outcome:
+        given = (batch, progress, total, share)
+        key = (phase, shapes(batch))
+        if key not in self._recordings:
+            if phase in self._waits or len(self._recordings) == MOST:
+                return self._compute(*given)
+            self._visits[key] += 1
+            if self._visits[key] <= FIRST:
+                return self._compute(*given)
+            if self._visits[key] <= LOOK:
+                return self._watched(phase, *given)
+            self._recordings[key] = self._record(*given)
+        return self._recordings[key].replay(batch)
+
+    def _watched(self, phase: Hashable, *given: Any) -> Outcome:
+        """Compute a step and see whether it waits for the GPU."""
+        before = torch.cuda.get_sync_debug_mode()
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                outcome = self._compute(*given)
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+        if any("synchronizing CUDA operation" in str(one.message) for one in caught):
+            if not self._waits:
+                self._note("training steps wait for the GPU somewhere, so they are not recorded (graphs: false)")
+            self._waits.add(phase)
+        return outcome
+
+    def _record(self, batch: PairBatch, progress: Progress, total: int, share: float) -> _Recording:
+        inputs = copy_of(batch)
+        for parameter in self._parameters:
+            parameter.grad = None  # so that the backward pass makes gradients that belong to the recording
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._memory, stream=torch.cuda.current_stream()):
+            outcome = self._compute(inputs, progress, total, share)
+        self._memory = graph.pool()
+        gradients = [(parameter, parameter.grad) for parameter in self._parameters]
+        return _Recording(graph, inputs, outcome, gradients)
+
+
+@dataclass(frozen=True)
+class _Recording:
+    graph: Any
+    inputs: PairBatch
+    outcome: Outcome
+    gradients: list[tuple[nn.Parameter, Tensor | None]]
+
+    def replay(self, batch: PairBatch) -> Outcome:
+        for kept, new in zip(tensors(self.inputs), tensors(batch), strict=True):
+            kept.copy_(new, non_blocking=True)
+        self.graph.replay()
+        for parameter, gradient in self.gradients:
+            parameter.grad = gradient
+        return self.outcome.copy()
+
+
+def tensors(batch: Any) -> Iterator[Tensor]:
+    """Every tensor of a batch, in the order of its fields."""
+    for field in fields(batch):
+        value = getattr(batch, field.name)
+        if isinstance(value, Tensor):
+            yield value
+        elif value is not None:
+            yield from tensors(value)
+
+
+def shapes(batch: Any) -> Hashable:
+    """Equal for batches that one recording serves: which tensors they have, of which shapes and types.
+
+    >>> from quintet.data.batches import TextBatch
+    >>> one, other, longer = (TextBatch.from_ids(ids) for ids in ([[1, 2]], [[3, 4]], [[5, 6, 7]]))
+    >>> shapes(one) == shapes(other), shapes(one) == shapes(longer)
+    (True, False)
+    """
+    found: list[Hashable] = []
+    for field in fields(batch):
+        value = getattr(batch, field.name)
+        if isinstance(value, Tensor):
+            found.append((tuple(value.shape), value.dtype))
+        else:
+            found.append(None if value is None else shapes(value))
+    return tuple(found)
+
+
+def copy_of(batch: Any) -> Any:
+    """The same batch in memory of its own."""
+    values = {field.name: getattr(batch, field.name) for field in fields(batch)}
+    copies = {
+        name: value.clone() if isinstance(value, Tensor) else copy_of(value)
+        for name, value in values.items()
+        if value is not None
+    }
+    return replace(batch, **copies)
