@@ -37,6 +37,7 @@ from flickr8k_grid import Row
 from flickr8k_row import Place, check, make_row, recorded_recipe, summary_line
 from quintet.errors import QuintetError
 from quintet.files import read_json, read_jsonl
+from quintet.training.recipe_models import Recipe
 from quintet.training.studies.study import differences
 
 RESULTS = Path(__file__).parent / "results"
@@ -142,6 +143,11 @@ def work(rows: Sequence[Row], place: Place, minutes: float | None) -> Schedule:
     return schedule
 
 
+def whole(recipe: dict[str, Any]) -> dict[str, Any]:
+    """A recipe on record with the settings that came later, which have the value that was the only one then."""
+    return Recipe.model_validate(recipe).model_dump(mode="json", by_alias=True)
+
+
 def show(rows: Sequence[Row], place: Place) -> None:
     for row in rows:
         path = place.result(row)
@@ -149,7 +155,7 @@ def show(rows: Sequence[Row], place: Place) -> None:
         if path.is_file():
             content = read_json(path)
             state = f"done, rsum {content['metrics']['rsum']:.1f}"
-            if row.trains and (changed := list(differences(content["recipe"], recorded_recipe(row, place)))):
+            if row.trains and (changed := list(differences(whole(content["recipe"]), recorded_recipe(row, place)))):
                 state += f"; since then the recipe has changed: {changed[0]}"
         elif (place.run(row.id) / "run.json").is_file():
             state = "trained" if place.is_trained(row.id) else "begun"

@@ -79,6 +79,7 @@ ONLINE: dict[str, Any] = {"study": "aoq", "variants": ("online",)}
 GPO = ("matcher.pooling=gpo", "matcher.text_pooling=gpo")
 I2T = ("matcher.direction=i2t", "matcher.lambda_softmax=4")
 PROB = ("matcher.focal=prob",)
+SEEN = ("matcher.image_dropout=0.0",)
 NO_RELATIONS = ("stages.online.loss.relation.relations=none",)
 
 METHODS = (
@@ -91,6 +92,7 @@ METHODS = (
     Method("scan-t2i", "SCAN t2i", "aoq-scan-flickr8k", **ONLINE, series=("lite2",)),
     Method("bfan-equal", "BFAN equal", "aoq-bfan-flickr8k", (), "aoq"),
     Method("bfan-prob", "BFAN prob", "aoq-bfan-flickr8k", PROB, "aoq"),
+    Method("bfan-equal-seen", "BFAN equal, all channels seen", "aoq-bfan-flickr8k", SEEN, "aoq"),
     Method("vsrn", "VSRN", "aoq-vsrn-flickr8k", (), "aoq"),
     Method("dual-path", "Dual-Path", "dual-path-flickr8k", (), "dual-path", ()),
     Method("mmca", "MMCA", "mmca-flickr8k", series=EVERY),
@@ -154,6 +156,13 @@ CONTRASTIVE = (
 )
 
 
+def _third(name: str, label: str, *overrides: str) -> Method:
+    """SCAN with two epochs of warm-up and channels hidden, without size augmentation, on the earlier figures' tower."""
+    return _online(
+        f"scan-3-{name}", f"SCAN t2i, 2 of 8, {label}", "scan", EARLY, PLAIN, HIDDEN, *overrides, series=LITE2
+    )
+
+
 def _online(name: str, label: str, matcher: str, *overrides: str, series: tuple[str, ...] = (FIRST,)) -> Method:
     settings = (*BEFORE[matcher], *overrides)
     stage = ("loss", "optimizer", "epochs")
@@ -161,8 +170,18 @@ def _online(name: str, label: str, matcher: str, *overrides: str, series: tuple[
     return Method(name, label, f"aoq-{matcher}-flickr8k", found, **ONLINE, series=series)
 
 
-BEFORE = {"vse": ("matcher.dropout=0.0",), "scan": ("loss.triplet.warmup_epochs=5",)}
+SIZES = "data.augment={regions: 0.2, words: 0.1}"
+HREM_SEEN = (*NO_RELATIONS, *SEEN)
+BEFORE = {
+    "vse": ("matcher.dropout=0.0",),
+    "scan": ("loss.triplet.warmup_epochs=5", SIZES, "matcher.embed_dim=512", "epochs=8", *SEEN),
+    "bfan": ("loss.triplet.warmup_epochs=2", SIZES, "matcher.embed_dim=512", "epochs=8", *SEEN),
+}
 EARLY, LONG = "loss.triplet.warmup_epochs=2", ("epochs=12", "loss.triplet.warmup_epochs=8")
+PLAIN, WIDE, HIDDEN = "data.augment={}", "matcher.embed_dim=1024", "matcher.image_dropout=0.2"
+LATER, LONGER = "loss.triplet.warmup_epochs=3", ("epochs=12", "loss.triplet.warmup_epochs=3")
+LITE2 = ("lite2",)
+SOFT = (PLAIN, HIDDEN, "loss.triplet.warmup_epochs=1", "matcher.lambda_softmax=4")
 TRIALS = (
     _online("vse-avg", "VSE++, five epochs of warm-up", "vse"),
     _online("vse-avg-dropout", "VSE++, features dropped out (chosen)", "vse", "matcher.dropout=0.3"),
@@ -178,6 +197,22 @@ TRIALS = (
     _online("scan-wide", "SCAN t2i, d = 1024", "scan", "matcher.embed_dim=1024"),
     _online("scan-slow", "SCAN t2i, learning rate 2e-4", "scan", "optimizer.lr=2e-4"),
     _online("scan-fast", "SCAN t2i, learning rate 1e-3", "scan", "optimizer.lr=1e-3"),
+    # A second round: what helped in the first, together, on the tower of the earlier figures.
+    _online("scan-2-wide", "SCAN t2i, 2 of 8 epochs warm-up, d = 1024", "scan", EARLY, WIDE, PLAIN, series=LITE2),
+    _online("scan-2-later", "SCAN t2i, 3 of 8 epochs warm-up, d = 1024", "scan", LATER, WIDE, PLAIN, series=LITE2),
+    _online("scan-2-hidden", "SCAN t2i, 2 of 8, d = 1024, hidden", "scan", EARLY, WIDE, PLAIN, HIDDEN, series=LITE2),
+    _online("scan-2-sizes", "SCAN t2i, 2 of 8, d = 1024, hidden, augmented", "scan", EARLY, WIDE, HIDDEN, series=LITE2),
+    _online("scan-2-long", "SCAN t2i, 3 of 12, d = 1024", "scan", WIDE, PLAIN, *LONGER, series=LITE2),
+    _online("scan-2-all", "SCAN t2i, 3 of 12, d = 1024, hidden", "scan", WIDE, PLAIN, HIDDEN, *LONGER, series=LITE2),
+    _online("scan-2-narrow", "SCAN t2i, 3 of 12, d = 512, hidden", "scan", PLAIN, HIDDEN, *LONGER, series=LITE2),
+    _third("more", "40 % of the channels hidden", "matcher.image_dropout=0.4"),
+    _third("one-way", "words read in one direction", "matcher.bidirectional=false"),
+    _online("scan-soft", "SCAN t2i, lambda 4, one epoch of warm-up, channels hidden", "scan", *SOFT),
+    _online("bfan-equal", "BFAN equal, all channels seen", "bfan"),
+    _online("bfan-hidden", "BFAN equal, channels hidden (chosen)", "bfan", HIDDEN),
+    _online("bfan-plain", "BFAN equal, no augmentation, d = 1024", "bfan", PLAIN, WIDE),
+    Method("hrem-fusion", "HREM fusion, all channels seen", "hrem-fusion-flickr8k", SEEN),
+    Method("hrem-none", "HREM's encoders without relations, all channels seen", "hrem-fusion-flickr8k", HREM_SEEN),
     Method(
         "vse-minilm-contrastive",
         "VSE-infinity, MiniLM fine-tuned with the contrastive loss, batches of 256",

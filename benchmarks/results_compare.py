@@ -63,6 +63,18 @@ def read_results(folder: Path) -> Results:
     return dict(found)
 
 
+def relabelled(results: Results, rows: Sequence[Row]) -> Results:
+    """The same results under the words that the grid has for their rows by now."""
+    labels = {row.name: row.label for row in rows}
+    return {
+        name: {
+            seed: Result({**one.content, "label": labels.get(name, one.content["label"])})
+            for seed, one in seeds.items()
+        }
+        for name, seeds in results.items()
+    }
+
+
 def over_queries(shares: np.ndarray, seed: int = 0) -> Interval:
     """The 95 % interval of the sum of (groups,) contributions, groups drawn with replacement.
 

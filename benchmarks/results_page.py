@@ -16,7 +16,7 @@ from flickr8k_grid import Row
 from plain_table import table
 from quintet.files import write_text
 from results_claims import CLAIMS, PAPER_TABLES, Claim
-from results_compare import Results, compare, pairs_of_grid, read_results
+from results_compare import Results, compare, pairs_of_grid, read_results, relabelled
 from results_earlier import earlier_text
 from results_tables import is_judged, mean_rsum, of_kind, paper_table_text, results_text
 
@@ -175,6 +175,7 @@ def page(grid: str, results: Results) -> str:
         command = f"python benchmarks/flickr8k.py --grid {grid}"
         return f"# {PAGES[grid].title}\n\nNothing is measured yet; `{command}` does it. {PAGES[grid].about}\n"
     rows = flickr8k_grid.grid_rows(grid)
+    results = relabelled(results, rows)
     missing = [row for row in rows if row.seed not in results.get(row.name, {})]
     claims = [claim for claim in CLAIMS if pairs_of_grid(rows, claim.pairs)]
     verdicts = []

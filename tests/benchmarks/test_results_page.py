@@ -102,10 +102,10 @@ def test_a_partial_grid_makes_a_page_that_says_what_is_missing(pages: Any, tmp_p
     assert "- `scan-t2i-online`, seed 0, 2" in text
     assert "- `mmca`, seed 0, 1, 2" in text
     single, ensembles = (section(text, f"\n## {title}", "\n## ") for title in ("Single models", "Ensembles"))
-    assert "HREM-FUSION" in single
-    assert "HREM-ENSEMBLE" not in single
-    assert "HREM-ENSEMBLE" in ensembles
-    assert "HREM-FUSION" not in ensembles
+    assert "| HREM fusion (`hrem-fusion`)" in single
+    assert "(`hrem-ensemble`)" not in single
+    assert "(`hrem-ensemble`)" in ensembles
+    assert "| HREM fusion (`hrem-fusion`)" not in ensembles
     assert "10 of " in text
 
 
@@ -179,7 +179,7 @@ def test_a_papers_table_stands_in_the_order_that_came_out(pages: Any, tmp_path: 
         ),
     )
     found = section(written(pages, folder, "scenes"), "### Dual-Path, Table II")
-    rows = [line for line in found.splitlines() if line.startswith("| DUAL")]
+    rows = [line for line in found.splitlines() if line.startswith("| Dual-Path")]
     assert ["instance-2" in rows[0], "full" in rows[1], "ranking-2" in rows[2]] == [True] * 3
     assert "| 50.5 and 34.9 | 3 |" in rows[0]
     assert rows[0].endswith("| 0.310 ± 0.010 |")
