@@ -181,6 +181,7 @@ EARLY, LONG = "loss.triplet.warmup_epochs=2", ("epochs=12", "loss.triplet.warmup
 PLAIN, WIDE, HIDDEN = "data.augment={}", "matcher.embed_dim=1024", "matcher.image_dropout=0.2"
 LATER, LONGER = "loss.triplet.warmup_epochs=3", ("epochs=12", "loss.triplet.warmup_epochs=3")
 LITE2 = ("lite2",)
+SOFTMAX = "loss.triplet.warmup=softmax"
 SOFT = (PLAIN, HIDDEN, "loss.triplet.warmup_epochs=1", "matcher.lambda_softmax=4")
 TRIALS = (
     _online("vse-avg", "VSE++, five epochs of warm-up", "vse"),
@@ -207,6 +208,8 @@ TRIALS = (
     _online("scan-2-narrow", "SCAN t2i, 3 of 12, d = 512, hidden", "scan", PLAIN, HIDDEN, *LONGER, series=LITE2),
     _third("more", "40 % of the channels hidden", "matcher.image_dropout=0.4"),
     _third("one-way", "words read in one direction", "matcher.bidirectional=false"),
+    _third("softmax", "the warm-up by softmax", SOFTMAX),
+    _third("softmax-half", "4 of them by softmax", SOFTMAX, "loss.triplet.warmup_epochs=4"),
     _online("scan-soft", "SCAN t2i, lambda 4, one epoch of warm-up, channels hidden", "scan", *SOFT),
     _online("bfan-equal", "BFAN equal, all channels seen", "bfan"),
     _online("bfan-hidden", "BFAN equal, channels hidden (chosen)", "bfan", HIDDEN),

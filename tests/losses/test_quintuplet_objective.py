@@ -6,6 +6,7 @@ import os
 import socket
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -143,11 +144,12 @@ def test_only_what_a_variant_needs_is_encoded() -> None:
         assert step.matcher.encoded == encoded * 7, variant  # type: ignore[attr-defined]
 
 
-def test_warm_up_is_the_mean_of_online_violations() -> None:
-    objective = QuintupletObjective(warmup_epochs=2)
+@pytest.mark.parametrize("warmup", ["mean", "softmax"])
+def test_warm_up_is_that_of_the_triplet_loss(warmup: Any) -> None:
+    objective = QuintupletObjective(warmup_epochs=2, warmup=warmup)
     step = step_of(make_batch(), epoch=1.9)
     terms = objective(step)
-    expected = triplet(step.scores, ~step.same_group, margin=0.2, choose="mean")
+    expected = triplet(step.scores, ~step.same_group, margin=0.2, choose=warmup)
     assert list(terms) == ["online_text", "online_image"]
     torch.testing.assert_close(terms["online_text"].values, expected["text"])
     assert "derived_pair" in objective(step_of(make_batch(), epoch=2.0))
@@ -178,6 +180,7 @@ def test_a_stage_without_negatives_is_told_so() -> None:
         ({"alpha": 0.0}, "alpha must be positive"),
         ({"variant": "only_offline", "warmup_epochs": 1}, "no online terms"),
         ({"same_group": "positive"}, "same_group must be"),
+        ({"warmup": "median"}, "warmup must be one of mean, softmax"),
     ],
 )
 def test_arguments_that_make_no_sense(arguments: dict, message: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -25,6 +27,13 @@ def plain_triplet(scores: Tensor, image_groups: list[int], text_groups: list[int
             ("text", [max(0.0, margin - float(scores[i, i]) + float(scores[i, j])) for j in wrong_texts]),
             ("image", [max(0.0, margin - float(scores[i, i]) + float(scores[j, i])) for j in wrong_images]),
         ):
+            if choose == "softmax":
+                wrong = [float(scores[i, j]) for j in wrong_texts]
+                if name == "image":
+                    wrong = [float(scores[j, i]) for j in wrong_images]
+                gaps = [math.exp((score - float(scores[i, i])) / (margin / 4)) for score in wrong]
+                found[name].append(margin / 4 * math.log(1 + sum(gaps)))
+                continue
             violations = [cost for cost in costs if cost > 0]
             if choose == "hardest":
                 found[name].append(max(costs, default=0.0))
@@ -35,7 +44,7 @@ def plain_triplet(scores: Tensor, image_groups: list[int], text_groups: list[int
     return found
 
 
-@pytest.mark.parametrize("choose", ["hardest", "all", "mean"])
+@pytest.mark.parametrize("choose", ["hardest", "all", "mean", "softmax"])
 @settings(max_examples=30, deadline=None)
 @given(groups=st.lists(st.integers(0, 4), min_size=1, max_size=9), seed=st.integers(0, 10_000))
 def test_equals_plain_loops(choose: str, groups: list[int], seed: int) -> None:
@@ -54,7 +63,7 @@ def test_hand_computed() -> None:
     torch.testing.assert_close(costs["image"], torch.tensor([0.0, 0.1, 0.0]))  # 0.2 - 0.5 + 0.4
 
 
-@pytest.mark.parametrize("choose", ["hardest", "all", "mean"])
+@pytest.mark.parametrize("choose", ["hardest", "all", "mean", "softmax"])
 def test_gradients_are_right(choose: str) -> None:
     scores = torch.rand(5, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64, requires_grad=True)
     negative = ~torch.eye(5, dtype=torch.bool)
@@ -64,12 +73,25 @@ def test_gradients_are_right(choose: str) -> None:
     )
 
 
-def test_a_batch_of_one_group_costs_nothing_and_has_finite_gradients() -> None:
+@pytest.mark.parametrize("choose", ["hardest", "all", "mean", "softmax"])
+def test_a_batch_of_one_group_costs_nothing_and_has_finite_gradients(choose: str) -> None:
     scores = torch.zeros(3, 3, requires_grad=True)
-    costs = triplet(scores, torch.zeros(3, 3, dtype=torch.bool))
+    costs = triplet(scores, torch.zeros(3, 3, dtype=torch.bool), choose=choose)  # type: ignore[arg-type]
+    assert not costs["text"].any()
     (costs["text"].sum() + costs["image"].sum()).backward()
     assert scores.grad is not None
     assert torch.equal(scores.grad, torch.zeros(3, 3))
+
+
+def test_a_cold_softmax_is_the_hardest_without_its_margin() -> None:
+    scores = torch.rand(6, 6, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    negative = ~torch.eye(6, dtype=torch.bool)
+    cold, hardest = (
+        triplet(scores, negative, margin=margin, choose=choose)  # type: ignore[arg-type]
+        for margin, choose in ((1e-4, "softmax"), (0.0, "hardest"))
+    )
+    for name in ("text", "image"):
+        torch.testing.assert_close(cold[name], hardest[name], rtol=0, atol=1e-4)
 
 
 class GivenScores:
@@ -127,6 +149,14 @@ def test_the_warm_up_averages_and_then_takes_the_hardest() -> None:
     torch.testing.assert_close(late, torch.tensor([0.3, 0.0, 0.0]))
 
 
+def test_the_warm_up_may_be_a_softmax_which_has_no_flat_value() -> None:
+    step = step_of(torch.tensor([[0.5, 0.4, 0.6], [0.1, 0.5, 0.2], [0.3, 0.35, 0.9]]), [0, 1, 2])
+    terms = TripletObjective(warmup_epochs=2, warmup="softmax")(step)
+    expected = triplet(step.scores, ~step.diagonal, choose="softmax")
+    torch.testing.assert_close(terms["image"].values, expected["image"])
+    assert terms["image"].flat is None
+
+
 def test_equal_scores_sit_at_the_flat_value() -> None:
     term = TripletObjective(margin=0.3)(step_of(torch.full((4, 4), 0.7), [0, 1, 2, 3]))["image"]
     assert term.flat is not None
@@ -138,5 +168,9 @@ def test_misspelt_choices_are_refused() -> None:
         TripletObjective(negatives="hardset")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="nothing to warm up"):
         TripletObjective(negatives="all", warmup_epochs=1)
+    with pytest.raises(ValueError, match="mean, softmax"):
+        TripletObjective(warmup_epochs=1, warmup="median")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="temperature from the margin"):
+        TripletObjective(warmup_epochs=1, warmup="softmax", margin=0.0)
     with pytest.raises(ValueError, match="ignored or negative"):
         TripletObjective(same_group="positive")  # type: ignore[arg-type]

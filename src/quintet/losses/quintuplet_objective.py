@@ -19,7 +19,7 @@ from quintet.losses.quintuplet import (
     quintuplet_terms,
 )
 from quintet.losses.step import Progress, Step, Term
-from quintet.losses.triplet import triplet
+from quintet.losses.triplet import Warmup, check_warmup, triplet
 
 Variant = Literal[
     "adaptive", "quintuplet", "triplet", "only_offline", "online_quintuplet", "without_offline_adaptation"
@@ -36,8 +36,8 @@ class QuintupletObjective(nn.Module):
     - `margin_online`, `margin_offline`: gamma_1 and gamma_2.
     - `alpha`, `beta`, `detach`, `clamp`: of the adaptive weights; `squared`: of every hinge.
     - `same_group`: as in `TripletObjective`; "negative" is what the released code does.
-    - `warmup_epochs`: so long the objective is the mean of all online violations, without offline negatives. Not in
-      the paper; small corpora that start from scratch may need it.
+    - `warmup_epochs`: so long the objective is the `warmup` of `TripletObjective`, "mean" or "softmax", without offline
+      negatives. Not in the paper; small corpora that start from scratch may need it.
     - `watch`: also report, with weight zero, how far offline negatives stand above online ones (`gap_online`) and
       positives above offline negatives (`gap_positive`), both as the mean of the two sides.
 
@@ -56,6 +56,7 @@ class QuintupletObjective(nn.Module):
         squared: bool = False,
         same_group: Literal["ignored", "negative"] = "ignored",
         warmup_epochs: float = 0.0,
+        warmup: Warmup = "mean",
         weight: float = 1.0,
         watch: bool = True,
     ) -> None:
@@ -72,7 +73,8 @@ class QuintupletObjective(nn.Module):
         self.margin_online, self.margin_offline = margin_online, margin_offline
         self.alpha, self.beta, self.detach, self.clamp, self.squared = alpha, beta, detach, clamp, squared
         self.same_group = same_group
-        self.warmup_epochs = warmup_epochs
+        check_warmup(warmup, margin_online)
+        self.warmup_epochs, self.warmup = warmup_epochs, warmup
         self.weight = weight
         self.watch = watch
 
@@ -99,10 +101,9 @@ class QuintupletObjective(nn.Module):
         return terms
 
     def _warming(self, step: Step, negative: Tensor) -> dict[str, Term]:
-        costs = triplet(step.scores, negative, margin=self.margin_online, choose="mean")
-        return {
-            f"online_{name}": Term(values[step.mine], self.weight, self.margin_online) for name, values in costs.items()
-        }
+        costs = triplet(step.scores, negative, margin=self.margin_online, choose=self.warmup)
+        flat = self.margin_online if self.warmup == "mean" else None
+        return {f"online_{name}": Term(values[step.mine], self.weight, flat) for name, values in costs.items()}
 
     def _terms(self, online: Online, step: Step) -> Terms:
         offline: dict[str, Any] = {"margin": self.margin_offline, "squared": self.squared}

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
+from quintet.losses.contrastive import contrastive
 from quintet.losses.step import Progress, Step, Term
 
-NegativeChoice = Literal["all", "mean", "hardest"]
+NegativeChoice = Literal["all", "mean", "softmax", "hardest"]
+Warmup = Literal["mean", "softmax"]
+SHARPNESS = 4  # margins over the temperature of "softmax": a negative that keeps the margin still counts e^-4
 
 
 def triplet(
@@ -21,6 +24,8 @@ def triplet(
 
     - "all": the sum over all of them (Eq. 1, the standard triplet loss);
     - "mean": the mean over those that violate the margin, a gentle start before "hardest";
+    - "softmax": a smooth maximum, T log(1 + sum of exp((s - positive) / T)) with T a quarter of the margin. All of them
+      count, the harder the more; the smaller T, the nearer to "hardest" without a margin (it is InfoNCE, times T);
     - "hardest": the one with the highest score (Eq. 2, the online triplet loss).
 
     Returns `text` (n,): wrong sentences for picture i, and `image` (n,): wrong pictures for sentence t.
@@ -31,6 +36,10 @@ def triplet(
     >>> costs["text"].tolist() == costs["image"].flip(0).tolist(), round(costs["text"].sum().item(), 6)
     (True, 0.1)
     """
+    if choose == "softmax":
+        temperature = margin / SHARPNESS
+        costs = contrastive(scores, negative, scale=1 / temperature)
+        return {name: temperature * values for name, values in costs.items()}
     positive = scores.diagonal()
     return {
         "text": _hinge(scores, negative, positive, margin, choose),
@@ -52,9 +61,9 @@ def _hinge(scores: Tensor, negative: Tensor, positive: Tensor, margin: float, ch
 class TripletObjective(nn.Module):
     """The triplet loss over the (global) batch.
 
-    `negatives`: "hardest" (Eq. 2) or "all" (Eq. 1). During the first `warmup_epochs` epochs the mean of all violations
-    stands in for the hardest: hardest negatives from the first step make small corpora collapse (loss stuck at
-    2 x batch x margin, all scores equal).
+    `negatives`: "hardest" (Eq. 2) or "all" (Eq. 1). During the first `warmup_epochs` epochs the `warmup` stands in for
+    the hardest: the "mean" of all violations, or "softmax", a smooth maximum (`triplet`). Hardest negatives from the
+    first step make small corpora collapse (loss stuck at 2 x batch x margin, all scores equal).
 
     `same_group`: "ignored" (default) never takes another sentence of the same group for a negative; "negative" masks
     the diagonal only, as the released code of SCAN, BFAN, VSRN and AOQ does.
@@ -65,6 +74,7 @@ class TripletObjective(nn.Module):
         margin: float = 0.2,
         negatives: Literal["hardest", "all"] = "hardest",
         warmup_epochs: float = 0.0,
+        warmup: Warmup = "mean",
         same_group: Literal["ignored", "negative"] = "ignored",
         weight: float = 1.0,
     ) -> None:
@@ -77,7 +87,9 @@ class TripletObjective(nn.Module):
             raise ValueError(
                 "warmup_epochs leads up to the hardest negatives; with all of them there is nothing to warm up"
             )
+        check_warmup(warmup, margin)
         self.margin = margin
+        self.warmup = warmup
         self.negatives: NegativeChoice = negatives
         self.warmup_epochs = warmup_epochs
         self.same_group = same_group
@@ -85,10 +97,19 @@ class TripletObjective(nn.Module):
 
     def phase(self, progress: Progress) -> NegativeChoice:
         """What stands for the negatives of an anchor by now."""
-        return "mean" if progress.epoch < self.warmup_epochs else self.negatives
+        return self.warmup if progress.epoch < self.warmup_epochs else self.negatives
 
     def forward(self, step: Step) -> dict[str, Term]:
         negative = ~(step.same_group if self.same_group == "ignored" else step.diagonal)
-        costs = triplet(step.scores, negative, margin=self.margin, choose=self.phase(step.progress))
-        flat = None if self.negatives == "all" else self.margin
+        choose = self.phase(step.progress)
+        costs = triplet(step.scores, negative, margin=self.margin, choose=choose)
+        flat = self.margin if choose in ("mean", "hardest") else None
         return {name: Term(values[step.mine], self.weight, flat) for name, values in costs.items()}
+
+
+def check_warmup(warmup: Warmup, margin: float) -> None:
+    """Refuse what is no warm-up, and a smooth maximum without a temperature."""
+    if warmup not in get_args(Warmup):
+        raise ValueError(f"warmup must be one of {', '.join(get_args(Warmup))}, got {warmup!r}")
+    if warmup == "softmax" and margin <= 0:
+        raise ValueError(f"warmup: softmax takes its temperature from the margin, which must be positive, got {margin}")

@@ -35,6 +35,6 @@ class CollapseWatch:
             return None
         return (
             f"the loss has stood at the margin for {PATIENCE} steps (2 x batch x margin in sum): all scores are "
-            "equal, the matcher has collapsed. Try warmup_epochs (mean of all violations first), a lower learning "
-            "rate, warmup_steps, or a smaller batch"
+            "equal, the matcher has collapsed. Try warmup_epochs (gentler negatives first), warmup: softmax, a lower "
+            "learning rate, warmup_steps, or a smaller batch"
         )

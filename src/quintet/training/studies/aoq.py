@@ -20,6 +20,7 @@ from quintet.training.studies.study import Column, Extra, Layout, Row, Study, Va
 ONLINE, ADAPTIVE = "online", "adap-off-quin"
 ROUND_ONE = f"@{ONLINE}"
 QUINTUPLET = "quintuplet"
+BOTH_ROUNDS = ("same_group", "warmup_epochs", "warmup", "weight")  # arguments that the losses of both rounds have
 MAIN = {"off-tri": ("OffTri", "triplet"), "off-quin": ("OffQuin", "quintuplet"), ADAPTIVE: ("AdapOffQuin", "adaptive")}
 # label, arguments of the loss, arguments of the stage; squares are the simpler change of Eq. 4 of section 3.3
 ABLATIONS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
@@ -130,7 +131,7 @@ def _with_offline(stage: dict[str, Any]) -> dict[str, Any]:
     if "triplet" not in stage["loss"]:
         raise RecipeError(f"stage {stage['name']!r} has no triplet loss that the quintuplet loss could replace")
     triplet = stage["loss"]["triplet"]
-    kept = {key: triplet[key] for key in ("same_group", "warmup_epochs", "weight") if key in triplet}
+    kept = {key: triplet[key] for key in BOTH_ROUNDS if key in triplet}
     loss = {QUINTUPLET: {"margin_online": triplet.get("margin", 0.2), **kept}}
     others = {name: arguments for name, arguments in stage["loss"].items() if name != "triplet"}
     negatives = NegativesRecipe(source=ROUND_ONE).model_dump(mode="json", by_alias=True)
@@ -140,7 +141,7 @@ def _with_offline(stage: dict[str, Any]) -> dict[str, Any]:
 def _without_offline(stage: dict[str, Any]) -> dict[str, Any]:
     """Round one of a recipe that has only round two (a teacher mines for it): the same stage with the triplet loss."""
     quintuplet = stage["loss"][QUINTUPLET]
-    kept = {key: quintuplet[key] for key in ("same_group", "warmup_epochs", "weight") if key in quintuplet}
+    kept = {key: quintuplet[key] for key in BOTH_ROUNDS if key in quintuplet}
     loss = {"triplet": {"margin": quintuplet.get("margin_online", 0.2), "negatives": "hardest", **kept}}
     others = {name: arguments for name, arguments in stage["loss"].items() if name != QUINTUPLET}
     return copy.deepcopy(stage) | {"name": "online", "loss": loss | others, "negatives": None}
