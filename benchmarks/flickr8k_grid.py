@@ -187,6 +187,7 @@ TRIALS = (
     _online("vse-avg", "VSE++, five epochs of warm-up", "vse"),
     _online("vse-avg-dropout", "VSE++, features dropped out (chosen)", "vse", "matcher.dropout=0.3"),
     _online("vse-avg-early", "VSE++, two epochs of warm-up", "vse", EARLY),
+    _online("vse-avg-softmax", "VSE++, dropped out, warm-up by softmax", "vse", "matcher.dropout=0.3", SOFTMAX),
     _online("scan-t2i", "SCAN t2i, five epochs of warm-up", "scan"),
     _online("scan-t2i", "SCAN t2i, five epochs of warm-up", "scan", series=("lite2",)),
     _online("scan-marks", "SCAN t2i with <start>, <end>", "scan", "data.tokenizer.marks=true"),

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quintet.data.batches import ImageBatch, PairBatch, TextBatch
+from quintet.data.batches import ImageBatch, OfflineBatch, PairBatch, TextBatch
 
 
 def test_from_ids_pads_to_the_longest() -> None:
@@ -85,3 +85,40 @@ def test_some_sentences_of_a_batch() -> None:
         assert part.features is None
     with pytest.raises(ValueError, match="chances of shape"):
         TextBatch(whole.tokens, whole.lengths, chances=torch.rand(2))
+
+
+def test_more_padding_changes_no_sentence() -> None:
+    batch = TextBatch(torch.tensor([[4, 5], [6, 9]]), torch.tensor([2, 1]), features=torch.ones(2, 2, 3))
+    wide = batch.padded_to(4, pad=9)
+    assert wide.tokens.tolist() == [[4, 5, 9, 9], [6, 9, 9, 9]]
+    assert torch.equal(wide.lengths, batch.lengths)
+    assert wide.features is not None
+    assert wide.features.sum(dim=(1, 2)).tolist() == [6.0, 6.0], "features of padding are zero"
+
+
+def test_batches_of_sentences_are_joined_at_the_longest() -> None:
+    first, second = TextBatch.from_ids([[4, 5, 6]]), TextBatch.from_ids([[7], [8, 9]])
+    joined = TextBatch.cat([first, second])
+    assert joined.tokens.tolist() == [[4, 5, 6], [7, 0, 0], [8, 9, 0]]
+    assert joined.lengths.tolist() == [3, 1, 2]
+
+
+def test_batches_of_pictures_are_joined_with_a_mask_where_any_has_one() -> None:
+    whole = ImageBatch(fragments=torch.ones(1, 2, 3))
+    partly = ImageBatch(fragments=torch.zeros(2, 2, 3), mask=torch.tensor([[True, False], [True, True]]))
+    assert ImageBatch.cat([whole, whole]).mask is None
+    joined = ImageBatch.cat([whole, partly])
+    assert joined.real().tolist() == [[True, True], [True, False], [True, True]]
+    assert len(ImageBatch.cat([ImageBatch(pixels=torch.zeros(2, 3, 4, 4))] * 2)) == 4
+    with pytest.raises(ValueError, match="must hold the same things"):
+        ImageBatch.cat([whole, ImageBatch(pixels=torch.zeros(1, 3, 4, 4))])
+
+
+def test_a_batch_and_its_offline_negatives_get_one_length() -> None:
+    images, rows = ImageBatch(fragments=torch.ones(1, 2, 3)), torch.zeros(1, dtype=torch.int64)
+    texts = [TextBatch.from_ids([[4] * length]) for length in (2, 5, 3)]
+    offline = OfflineBatch(texts=texts[1], images=images, derived_images=images, derived_texts=texts[2])
+    batch = PairBatch(images, texts[0], rows, rows, rows, rows, offline=offline).of_one_length(pad=1)
+    assert batch.offline is not None
+    assert batch.texts.tokens.tolist() == [[4, 4, 1, 1, 1]]
+    assert batch.offline.texts.tokens.shape == batch.offline.derived_texts.tokens.shape == (1, 5)

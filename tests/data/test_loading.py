@@ -96,6 +96,14 @@ def test_whole_splits_come_in_order(tiny_corpus: Path) -> None:
     assert lengths.tolist() == [len(text.text.split()) + 2 for text in split.texts]
 
 
+def test_lengths_are_multiples_up_to_the_longest_sentence() -> None:
+    texts = [Text(str(words), "g", " ".join(["word"] * words)) for words in (1, 3, 5, 9)]
+    sentences = Sentences(WordVocabulary.build(["word"], min_count=1), texts)  # two marks around each
+    sentences.multiple = 4
+    assert [sentences.batch([row]).tokens.shape[1] for row in range(4)] == [4, 8, 8, 11]
+    assert sentences.batch([0, 1]).lengths.tolist() == [3, 5]
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_chances_belong_to_the_pair_whoever_loads_it(tiny_corpus: Path, workers: int) -> None:
     """Not to the place in a batch, the number of batches, workers or processes; each epoch has its own."""

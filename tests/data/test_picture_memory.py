@@ -38,6 +38,17 @@ def corpus(tmp_path: Path) -> Corpus:
     return made
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_views_cut_on_a_gpu_are_those_cut_on_a_cpu(corpus: Corpus) -> None:
+    here, there = (
+        pixels_of(PictureMemory(corpus, device).random(PREPROCESS, "shift", 0.5).batch(corpus.images, SEEDS))
+        for device in (CPU, torch.device("cuda"))
+    )
+    assert there.is_cuda
+    torch.testing.assert_close(there.cpu(), here)
+
+
 def pixels_of(batch: Any) -> Tensor:
     assert batch.pixels is not None
     return batch.pixels

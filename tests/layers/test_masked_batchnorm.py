@@ -48,6 +48,15 @@ def test_the_same_as_the_norm_of_the_real_rows(seed: int, affine: bool, momentum
         torch.testing.assert_close(found.grad, expected.grad)
 
 
+def test_a_frozen_norm_uses_what_it_has_kept_and_keeps_nothing() -> None:
+    norm = nn.BatchNorm1d(2).eval()
+    norm.running_mean += 1.0  # type: ignore[operator]
+    before = copy.deepcopy(norm.state_dict())
+    rows, real = torch.randn(3, 2), torch.tensor([True, False, True])
+    torch.testing.assert_close(masked_batchnorm(norm, rows, real), norm(rows) * real[:, None])
+    assert all(torch.equal(value, before[name]) for name, value in norm.state_dict().items())
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_has_statistics_in_float32(dtype: torch.dtype) -> None:
     rows = (torch.arange(600, dtype=torch.float32)[:, None] / 600 + 8).to(dtype)

@@ -96,6 +96,15 @@ def test_encoded_together_the_codes_are_the_same(derived: bool) -> None:
     assert together[1].asked.count("images") == (1 if derived else 2)
 
 
+def test_what_another_loss_has_encoded_is_not_encoded_again() -> None:
+    parts = OfflineBatch(texts=texts(1), images=images(1), derived_images=images(2), derived_texts=texts(2))
+    step, matcher = make_step(parts)
+    codes = step.text_codes
+    step.encode_offline(derived=True)
+    assert matcher.asked == ["texts"]
+    assert step.text_codes is codes
+
+
 def test_batches_of_a_batchnorm_stay_apart() -> None:
     parts = OfflineBatch(texts=texts(1), images=images(1), derived_images=images(2), derived_texts=texts(2))
     step, matcher = make_step(parts)

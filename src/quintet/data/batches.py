@@ -125,11 +125,10 @@ class TextBatch(_Movable):
         return replace(self, **{name: part[rows] for name, part in parts.items() if part is not None})
 
     @staticmethod
-    def from_ids(sentences: Sequence[Sequence[int] | np.ndarray], pad: int = 0, multiple: int = 1) -> TextBatch:
-        """Pad lists of token ids into a batch, to the longest or to the next `multiple` from there."""
+    def from_ids(sentences: Sequence[Sequence[int] | np.ndarray], pad: int = 0) -> TextBatch:
+        """Pad lists of token ids into a batch."""
         lengths = np.array([len(ids) for ids in sentences], dtype=np.int64)
-        longest = -(-int(lengths.max(initial=0)) // multiple) * multiple
-        tokens = np.full((len(sentences), longest), pad, dtype=np.int64)
+        tokens = np.full((len(sentences), lengths.max(initial=0)), pad, dtype=np.int64)
         for row, ids in zip(tokens, sentences, strict=True):
             row[: len(ids)] = ids
         return TextBatch(torch.from_numpy(tokens), torch.from_numpy(lengths))

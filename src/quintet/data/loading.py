@@ -93,9 +93,10 @@ class Sentences:
     ) -> None:
         self.features = features  # of the same sentences, by a frozen text encoder
         self.change = change  # of the sentences' ids, in training
-        self.multiple = 1  # of which the length of a batch is one; more than 1: fewer different shapes
+        self.multiple = 1  # of which the length of a batch is one, or that of the longest sentence: fewer shapes
         self.pad = tokenizer.pad
         self._ids = [np.asarray(tokenizer.ids(text.text), dtype=np.int32) for text in texts]
+        self._longest = max(map(len, self._ids), default=0)
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -109,7 +110,10 @@ class Sentences:
         sentences = [self._ids[row] for row in rows]
         if seeds and self.change is not None:
             sentences = self.change(sentences, seeds)
-        batch = TextBatch.from_ids(sentences, self.pad, self.multiple)
+        batch = TextBatch.from_ids(sentences, self.pad)
+        if self.multiple > 1:
+            rounded = -(-batch.tokens.shape[1] // self.multiple) * self.multiple
+            batch = batch.padded_to(min(rounded, self._longest), self.pad)
         if self.features is None:
             return batch
         return replace(batch, features=self.features.batch(rows, batch.tokens.shape[1]))

@@ -7,15 +7,18 @@ from torch import Tensor, nn
 
 
 def masked_batchnorm(norm: nn.Module, rows: Tensor, real: Tensor) -> Tensor:
-    """What `norm`, in training, makes of the real rows of (..., d); zeros where `real` (...) is False.
+    """What `norm` makes of the real rows of (..., d); zeros where `real` (...) is False.
 
-    Padding enters neither the statistics of the batch nor those that are kept. Every shape is known beforehand: the
+    Padding enters neither the statistics of the batch nor those that are kept. A norm in evaluation mode (a frozen one)
+    uses what it has kept, and keeps nothing. Every shape is known beforehand: the
     rows are weighed, not picked out, so a GPU need not be asked how many there are.
 
     >>> norm = nn.BatchNorm1d(1)
     >>> masked_batchnorm(norm, torch.tensor([[1.0], [3.0], [9.0]]), torch.tensor([True, True, False])).round().tolist()
     [[-1.0], [1.0], [0.0]]
     """
+    if not norm.training:
+        return norm(rows.flatten(0, -2)).view_as(rows) * real[..., None]
     if not isinstance(norm, nn.BatchNorm1d):  # its statistics are of several processes (`SharedBatchNorm`)
         normalised = torch.zeros_like(rows)
         normalised[real] = norm(rows[real]).to(rows.dtype)

@@ -77,6 +77,8 @@ class Step:
 
         The same codes in fewer, larger products. Not where a BatchNorm is: it would see three batches as one.
         """
+        if "image_codes" in self.__dict__ or "text_codes" in self.__dict__:
+            return  # another loss has encoded the batch
         if any(isinstance(part, BATCH_NORMS) for part in self.matcher.modules()):  # type: ignore[attr-defined]
             return
         names = ("image_codes", "_offline_image_codes", "_derived_image_codes")[: 2 + derived]

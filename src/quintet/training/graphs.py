@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from quintet import processes
 from quintet.data.batches import PairBatch
+from quintet.errors import TrainingError
 from quintet.losses.step import Progress
 from quintet.training.recipe_models import StageRecipe
 
@@ -63,31 +64,55 @@ class StepGraphs:
     """Calls `compute`, or replays what it did: one recording for every phase of the loss and shape of batch.
 
     A replay leaves the gradients where `compute` would, and draws new random numbers. A phase in which `compute` waits
-    for the GPU cannot be recorded: that is found out, told once, and it is computed as it comes.
+    for the GPU cannot be recorded, and a recording takes as much memory again as a step: both are found out and told,
+    and steps are computed as they come. What a phase has recorded is dropped with it.
     """
 
     def __init__(self, compute: Compute, parameters: Sequence[nn.Parameter], note: Callable[[str], None]) -> None:
         self._compute, self._parameters, self._note = compute, list(parameters), note
         self._visits: Counter[Hashable] = Counter()
         self._recordings: dict[Hashable, _Recording] = {}
-        self._waits: set[Hashable] = set()  # phases
+        self._phase: Hashable = None
+        self._refused: str | None = None  # why this phase is computed as it comes
         self._memory: Any = None  # of all recordings, which never run at the same time
 
     def __call__(self, phase: Hashable, batch: PairBatch, progress: Progress, total: int, share: float) -> Outcome:
         given = (batch, progress, total, share)
-        key = (phase, shapes(batch))
+        if phase != self._phase:
+            self._begin(phase)
+        key = shapes(batch)
         if key not in self._recordings:
-            if phase in self._waits or len(self._recordings) == MOST:
+            if self._refused or len(self._recordings) == MOST:
                 return self._compute(*given)
             self._visits[key] += 1
             if self._visits[key] <= FIRST:
                 return self._compute(*given)
             if self._visits[key] <= LOOK:
-                return self._watched(phase, *given)
+                return self._watched(*given)
+            if not self._has_room():
+                return self._compute(*given)
             self._recordings[key] = self._record(*given)
         return self._recordings[key].replay(batch)
 
-    def _watched(self, phase: Hashable, *given: Any) -> Outcome:
+    def _begin(self, phase: Hashable) -> None:
+        self._phase, self._refused = phase, None
+        self._visits.clear()
+        self._recordings.clear()
+        self._memory = None  # a pool without recordings is gone
+
+    def _refuse(self, reason: str) -> None:
+        self._refused = reason
+        self._note(f"training steps are computed one by one, not recorded: {reason} (graphs: false does not try)")
+
+    def _has_room(self) -> bool:
+        """Whether a step's tensors fit beside what there is: the recordings share memory that nothing else can use."""
+        a_step = torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()
+        if self._memory is not None or torch.cuda.mem_get_info()[0] > a_step:
+            return True
+        self._refuse(f"the GPU has no {a_step / 2**30:.1f} GiB free for it")
+        return False
+
+    def _watched(self, *given: Any) -> Outcome:
         """Compute a step and see whether it waits for the GPU."""
         before = torch.cuda.get_sync_debug_mode()
         torch.cuda.set_sync_debug_mode("warn")
@@ -98,9 +123,7 @@ class StepGraphs:
         finally:
             torch.cuda.set_sync_debug_mode(before)
         if any("synchronizing CUDA operation" in str(one.message) for one in caught):
-            if not self._waits:
-                self._note("training steps wait for the GPU somewhere, so they are not recorded (graphs: false)")
-            self._waits.add(phase)
+            self._refuse("they wait for the GPU somewhere")
         return outcome
 
     def _record(self, batch: PairBatch, progress: Progress, total: int, share: float) -> _Recording:
@@ -108,8 +131,15 @@ class StepGraphs:
         for parameter in self._parameters:
             parameter.grad = None  # so that the backward pass makes gradients that belong to the recording
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._memory, stream=torch.cuda.current_stream()):
-            outcome = self._compute(inputs, progress, total, share)
+        try:
+            with torch.cuda.graph(graph, pool=self._memory, stream=torch.cuda.current_stream()):
+                outcome = self._compute(inputs, progress, total, share)
+        except RuntimeError as error:
+            cause = error.__context__ or error  # the end of a broken recording complains, too
+            raise TrainingError(
+                f"a training step could not be recorded ({cause}). Nothing is lost up to the last checkpoint: "
+                "set graphs: false for this stage in the run's recipe.yaml, then resume"
+            ) from error
         self._memory = graph.pool()
         gradients = [(parameter, parameter.grad) for parameter in self._parameters]
         return _Recording(graph, inputs, outcome, gradients)

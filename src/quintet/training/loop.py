@@ -138,6 +138,7 @@ class StageTrainer:
                 while self.position.epoch < self.stage.epochs:
                     self._epoch(log)
         finally:
+            self.graphs = None  # recordings hold memory, and know the trainer
             if log is not None:
                 log.close()
         summary = {
