@@ -52,6 +52,7 @@ MINILM = BERT_BASE | {"hidden_size": 384, "num_hidden_layers": 6, "intermediate_
 BATCH = 256
 RESULTS = Path(__file__).parent / "results"
 GRIDS = ("flickr8k", "small")  # where accuracies are looked for, the first that has any
+OF_TRAINING = ("data.augment", "matcher.image_dropout", "stages.online.loss.triplet", "stages.offline.")  # overrides
 VARIANT = {"aoq": "-online", "dual-path": "-full", None: ""}  # of a study, the row whose accuracy is shown
 
 
@@ -115,14 +116,17 @@ def measure(recipe: str, inputs: Inputs, options: argparse.Namespace, device: to
 
 
 def grid_recipes() -> dict[str, str]:
-    """Recipe with overrides -> the rows of the Flickr8k grid it makes, without their seeds."""
-    found = {}
+    """Recipe with overrides -> the rows of the Flickr8k grid it makes, without their seeds.
+
+    Of methods that only training tells apart the first.
+    """
+    found: dict[str, str] = {}
     for method in flickr8k_grid.METHODS:
         if method.series and flickr8k_grid.FIRST not in method.series:
             continue
         more = ("matcher.text=hf:sentence-transformers/all-MiniLM-L6-v2",) if method.name == "heads" else ()
-        name = " ".join((method.recipe, *(o.replace(" ", "") for o in method.overrides), *more))
-        found[name] = method.name + VARIANT[method.study]
+        overrides = (one for one in method.overrides if not one.startswith(OF_TRAINING))
+        found.setdefault(" ".join((method.recipe, *overrides, *more)), method.name + VARIANT[method.study])
     return found
 
 

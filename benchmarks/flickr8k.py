@@ -37,6 +37,9 @@ from flickr8k_grid import Row
 from flickr8k_row import Place, check, make_row, recorded_recipe, summary_line
 from quintet.errors import QuintetError
 from quintet.files import read_json, read_jsonl
+from quintet.losses import OBJECTIVES
+from quintet.models import MODELS
+from quintet.registry import Registry
 from quintet.training.recipe_models import Recipe
 from quintet.training.studies.study import differences
 
@@ -144,8 +147,17 @@ def work(rows: Sequence[Row], place: Place, minutes: float | None) -> Schedule:
 
 
 def whole(recipe: dict[str, Any]) -> dict[str, Any]:
-    """A recipe on record with the settings that came later, which have the value that was the only one then."""
-    return Recipe.model_validate(recipe).model_dump(mode="json", by_alias=True)
+    """A recipe with everything that it leaves to defaults: one on record may be older than a setting."""
+    found = Recipe.model_validate(recipe).model_dump(mode="json", by_alias=True)
+    found["matcher"] = _defaults(MODELS, found["matcher"]["name"]) | found["matcher"]
+    for stage in found["stages"]:
+        stage["loss"] = {name: _defaults(OBJECTIVES, name) | given for name, given in stage["loss"].items()}
+    return found
+
+
+def _defaults(registry: Registry, name: str) -> dict[str, Any]:
+    given = registry.parameters(name).values()
+    return {one.name: one.default for one in given if one.default is not one.empty}
 
 
 def show(rows: Sequence[Row], place: Place) -> None:
@@ -155,7 +167,9 @@ def show(rows: Sequence[Row], place: Place) -> None:
         if path.is_file():
             content = read_json(path)
             state = f"done, rsum {content['metrics']['rsum']:.1f}"
-            if row.trains and (changed := list(differences(whole(content["recipe"]), recorded_recipe(row, place)))):
+            if row.trains and (
+                changed := list(differences(whole(content["recipe"]), whole(recorded_recipe(row, place))))
+            ):
                 state += f"; since then the recipe has changed: {changed[0]}"
         elif (place.run(row.id) / "run.json").is_file():
             state = "trained" if place.is_trained(row.id) else "begun"

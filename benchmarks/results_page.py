@@ -72,9 +72,9 @@ Recalls are per cent, mean over seeds. **rsum** has the sample standard deviatio
 95 % interval over test queries (groups drawn with replacement, the seeds' mean). S is the overlap of right and wrong
 pairs (Dual-Path, Eq. 10; lower is better). {people}Dev rsum is the validation
 split's. Seconds are of training with validation; runs shared the device, so they are upper bounds. GiB are the most
-that any seed took; a second round that came first also mined. There is a table for
-every image tower whose features are read; under *pixels* the matcher has an image CNN of its own. Single models and
-ensembles are never in one table.
+that any seed took, on a GPU for its tensors, on a CPU as a process; a second round that came first also mined. There is
+a table for every image tower whose features are read; under *pixels* the matcher has an image CNN of its own. Single
+models and ensembles are never in one table.
 """
 PEOPLE = """tau-c is the agreement with {judgements:,} expert judgements (CLIPScore's
 protocol; CLIPScore itself, which saw 400 million pairs, has {clipscore}). """

@@ -154,6 +154,24 @@ def read(name: str) -> dict[str, Any] | None:
     return read_json(path) if path.is_file() else None
 
 
+def epoch_times(name: str, found: dict[str, Any]) -> str:
+    rows = [
+        (
+            row["recipe"],
+            row["batch"],
+            "recorded" if row["graphs"] else "one by one",
+            f"{row['seconds']:.1f}",
+            f"{row['ms_a_step']:.1f}",
+            f"{row['peak_bytes'] / 2**30:.1f}" if row["peak_bytes"] else "",
+        )
+        for row in found["rows"]
+    ]
+    columns = ("recipe", "batch", "steps", "s an epoch", "ms a step", "peak GiB")
+    return f"{found['device']}, 30,000 sentences, alone, the first stage after its warm-up (`{name}`)\n\n" + table(
+        columns, rows
+    )
+
+
 def main() -> None:
     parts = [HEAD]
     attention = [(name, read(name)) for name in ("cross_attention_h200.json", "cross_attention_cpu.json")]
@@ -201,6 +219,7 @@ def main() -> None:
         text += f"{settings['layers']}-layer text encoder.\n\n"
         parts.append(text + table(("mechanism", "precision", "ms", "peak GiB"), rows) + "\n")
     for title, part, names in (
+        ("An epoch of each Flickr8k recipe", epoch_times, ("epoch_times_h200.json",)),
         ("Dual-Path's two CNNs", dual_path, ("dual_path.json",)),
         ("MMCA's joint scores", mmca, ("mmca_h200.json", "mmca_cpu.json")),
         (

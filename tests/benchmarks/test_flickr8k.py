@@ -169,6 +169,9 @@ def test_the_list_says_what_is_done_and_what_has_changed(
     assert total == "2 rows, 2 of them trained anew; 1 done"
     flickr8k.show(flickr8k.with_overrides(rows, [("two*", "stages.online.epochs=3")]), toy.place)
     assert "the recipe has changed: stages.0.epochs is 1, not 3" in capsys.readouterr().out
+    said = [("two*", "stages.online.loss.triplet.same_group=ignored"), ("two*", "matcher.first_rank=1")]
+    flickr8k.show(flickr8k.with_overrides(rows, said), toy.place)
+    assert "changed" not in capsys.readouterr().out, "a default that is said aloud is no change"
 
 
 def test_made_again_is_compared_with_the_record(
