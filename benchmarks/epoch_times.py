@@ -22,7 +22,8 @@ from quintet.training import stages
 from quintet.training.devices import pick_device
 from quintet.training.logs import Silent
 from quintet.training.recipe import load_recipe
-from quintet.training.recipe_models import Recipe, StageRecipe
+from quintet.training.recipe_models import Recipe
+from quintet.training.studies.aoq_timing import past_warmup
 
 RECIPES = (
     "aoq-vse-flickr8k",
@@ -38,14 +39,8 @@ EPOCHS = 2
 def timed_recipe(name: str, corpus: Path, graphs: bool, overrides: list[str]) -> Recipe:
     """The first stage of a recipe, two epochs of it, with the loss that comes after the warm-up."""
     recipe = load_recipe(name, [f"data.corpus={corpus}", *overrides])
-    first = recipe.stages[0]
-    loss = {
-        part: {key: value for key, value in arguments.items() if not key.startswith("warmup")}
-        for part, arguments in first.loss.items()
-    }
-    changes: dict[str, Any] = {"loss": loss, "epochs": EPOCHS, "validate_every": 1, "select_after": 0, "graphs": graphs}
-    stage = StageRecipe.model_validate(first.model_dump(by_alias=True) | changes)
-    return recipe.model_copy(update={"stages": (stage,)})
+    changes = {"epochs": EPOCHS, "validate_every": 1, "select_after": 0, "graphs": graphs}
+    return recipe.model_copy(update={"stages": (past_warmup(recipe.stages[0]).model_copy(update=changes),)})
 
 
 def epoch_time(recipe: Recipe, folder: Path, device: str) -> dict[str, Any]:

@@ -270,11 +270,13 @@ TRIALS = (
 # Small enough for two processor cores. HREM: an epoch visits each picture once, a quarter of the parameters. Dual-Path:
 # its image CNN is fixed in both stages, so its features are computed once.
 SMALL = (
+    *SEEN,
     "matcher.embed_dim=256",
     "matcher.word_dim=100",
     "stages.online.batches={size: 64, per: images}",
     "stages.online.epochs=18",
     "stages.online.validate_every=3",
+    "stages.online.precision=float32",
 )
 FIXED_CNN = (
     "data.augment={}",

@@ -159,6 +159,7 @@ def epoch_times(name: str, found: dict[str, Any]) -> str:
         (
             row["recipe"],
             row["batch"],
+            row["steps"],
             "recorded" if row["graphs"] else "one by one",
             f"{row['seconds']:.1f}",
             f"{row['ms_a_step']:.1f}",
@@ -166,10 +167,8 @@ def epoch_times(name: str, found: dict[str, Any]) -> str:
         )
         for row in found["rows"]
     ]
-    columns = ("recipe", "batch", "steps", "s an epoch", "ms a step", "peak GiB")
-    return f"{found['device']}, 30,000 sentences, alone, the first stage after its warm-up (`{name}`)\n\n" + table(
-        columns, rows
-    )
+    columns = ("recipe", "batch", "steps", "how", "s an epoch", "ms a step", "peak GiB")
+    return f"{found['device']}, alone, the first stage after its warm-up (`{name}`)\n\n" + table(columns, rows)
 
 
 def main() -> None:

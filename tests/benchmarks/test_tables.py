@@ -87,12 +87,12 @@ def page(script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_epoch_times_become_a_table(page: Any, tmp_path: Path) -> None:
-    row = {"recipe": "aoq-scan-flickr8k", "batch": 128, "seconds": 2.04, "ms_a_step": 8.68, "peak_bytes": 2**31}
-    rows = [row | {"graphs": True}, row | {"graphs": False, "seconds": 4.0, "peak_bytes": None}]
+    row = {"recipe": "aoq-scan-flickr8k", "batch": 128, "steps": 235, "ms_a_step": 8.68, "peak_bytes": 2**31}
+    rows = [row | {"graphs": True, "seconds": 2.04}, row | {"graphs": False, "seconds": 4.0, "peak_bytes": None}]
     (tmp_path / "epoch_times_h200.json").write_text(json.dumps({"device": "NVIDIA H200", "rows": rows}))
     text = page()
-    assert "| aoq-scan-flickr8k | 128 | recorded | 2.0 | 8.7 | 2.0 |" in text
-    assert "| aoq-scan-flickr8k | 128 | one by one | 4.0 | 8.7 |  |" in text
+    assert "| aoq-scan-flickr8k | 128 | 235 | recorded | 2.0 | 8.7 | 2.0 |" in text
+    assert "| aoq-scan-flickr8k | 128 | 235 | one by one | 4.0 | 8.7 |  |" in text
 
 
 @pytest.mark.parametrize("name", FOUND)

@@ -31,7 +31,7 @@ def time_batches(trained: Trained, first: str, labels: Mapping[str, str], repeat
     matcher = open_run(trained.folders[first], device=trained.device).matcher
     batch = timing_batch(recipe, data, tokenizer, matcher).to(trained.device)
     objectives: dict[str, Objectives] = {
-        key: build_objective(_past_warmup(trained.recipes[key].stages[-1]), matcher, tokenizer, data) for key in labels
+        key: build_objective(past_warmup(trained.recipes[key].stages[-1]), matcher, tokenizer, data) for key in labels
     }
     rows = time_losses(matcher, batch, objectives, repeats=repeats)
     return [row | {"label": labels[row["loss"]]} for row in rows]
@@ -63,10 +63,10 @@ def any_negatives(split: Split, n: int, rng: np.random.Generator) -> OfflineRows
     )
 
 
-def _past_warmup(stage: StageRecipe) -> StageRecipe:
+def past_warmup(stage: StageRecipe) -> StageRecipe:
     """The first epochs of a warm-up are another loss; what is timed is the one that comes after."""
     loss = {
-        name: {key: value for key, value in arguments.items() if key != "warmup_epochs"}
+        name: {key: value for key, value in arguments.items() if not key.startswith("warmup")}
         for name, arguments in stage.loss.items()
     }
     return stage.model_copy(update={"loss": loss})
