@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -126,3 +128,19 @@ def test_half_precision_codes_are_scored_in_float32() -> None:
         *(getattr(step.batch, name) for name in ("texts", "image_groups", "text_groups", "image_rows", "text_rows")),
     )
     assert step.scores.dtype == torch.float32
+
+
+def test_encoders_run_in_half_precision_and_scores_never(monkeypatch: pytest.MonkeyPatch) -> None:
+    step, matcher = make_step()
+    half: dict[str, bool] = {}
+    for verb in ("encode_images", "encode_texts", "score"):
+
+        def noted(*codes: Codes, verb: str = verb, inner: Callable = getattr(matcher.inner, verb)) -> object:
+            half[verb] = torch.is_autocast_enabled("cpu")
+            return inner(*codes)
+
+        monkeypatch.setattr(matcher.inner, verb, noted)
+    with torch.autocast("cpu", torch.bfloat16):
+        scores = step.scores  # asks for the codes by itself
+    assert half == {"encode_images": True, "encode_texts": True, "score": False}
+    assert scores.dtype == torch.float32

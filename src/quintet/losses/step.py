@@ -65,11 +65,12 @@ class Step:
     @cached_property
     def scores(self) -> Tensor:
         """(B, B): every picture of the global batch against every sentence of it."""
+        images, texts = self.image_codes, self.text_codes
         # Ranks and hinges are decided in float32, also where the encoders ran in bfloat16.
         with torch.autocast(self.batch.text_groups.device.type, enabled=False):
-            all_texts = processes.gather_codes(_at_least_float32(self.text_codes), self.total)
+            all_texts = processes.gather_codes(_at_least_float32(texts), self.total)
             # (b, B): each process scores its own pictures
-            rows = self.matcher.score(_at_least_float32(self.image_codes), all_texts)
+            rows = self.matcher.score(_at_least_float32(images), all_texts)
             return processes.gather_rows(rows, self.total)
 
     def encode_offline(self, derived: bool) -> None:
