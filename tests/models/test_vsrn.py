@@ -129,6 +129,17 @@ def test_the_order_of_regions_matters_to_the_reader() -> None:
     assert not torch.allclose(one, other)
 
 
+def test_memories_are_of_the_two_readers_and_change_nothing_else() -> None:
+    plain, long = make(), make(region_memory=36, word_memory=12)
+    changed = [
+        name for name, value in long.state_dict().items() if not torch.equal(value, dict(plain.state_dict())[name])
+    ]
+    readers = ("image_encoder.rnn", "text_encoder.rnn")
+    assert changed == [f"{reader}.bias_{kind}_l0" for reader in readers for kind in ("ih", "hh")]
+    spans = [1 + long.get_parameter(f"{reader}.bias_ih_l0")[8:16].exp() for reader in readers]  # of the update gate
+    assert [round(span.max().item()) for span in spans] == [36, 12]
+
+
 def test_variants_and_flags() -> None:
     assert make(variant="f30k").image_encoder.norm is not None
     assert make(variant="coco").image_encoder.norm is None

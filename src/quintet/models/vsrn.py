@@ -14,6 +14,7 @@ from quintet.codes import Codes
 from quintet.data.batches import ImageBatch, TextBatch
 from quintet.errors import RecipeError, suggest
 from quintet.layers.graph import RegionRelation
+from quintet.layers.gru_memory import remember
 from quintet.layers.normalize import HALF, l2norm
 from quintet.layers.regions import RegionProjection
 from quintet.layers.text import LastStateGRU
@@ -122,6 +123,8 @@ def build_vsrn(
     blocks: int = 4,
     dropout: float = 0.0,
     image_dropout: float = 0.0,
+    region_memory: int | None = None,
+    word_memory: int | None = None,
 ) -> VSRN:
     """VSRN in one of its two published variants, or between them.
 
@@ -131,6 +134,8 @@ def build_vsrn(
     - `normalise_over`: "channels" makes every region a unit vector, as the paper says; "regions" divides every channel
       by its length over the regions of the picture, as the released code does (needed for its checkpoints).
     - `dropout` hides channels of word embeddings in training, `image_dropout` those of regions; the paper has neither.
+    - `region_memory`, `word_memory`: how many places the GRU over the regions, and the one over the words, remembers
+      before it has learned anything (`layers.gru_memory`). Left out, as in the released code, it is two.
 
     >>> matcher = build_vsrn(image_dim=8, vocabulary_size=10, embed_dim=4, word_dim=4, variant="coco").eval()
     >>> matcher.encode_images(ImageBatch(fragments=torch.randn(2, 5, 8))).embedding.shape
@@ -150,7 +155,11 @@ def build_vsrn(
         normalise_over=normalise_over,
         dropout=image_dropout,
     )
-    return VSRN(image_encoder, LastStateGRU(vocabulary_size, word_dim, embed_dim, dropout=dropout))
+    text_encoder = LastStateGRU(vocabulary_size, word_dim, embed_dim, dropout=dropout)
+    for rnn, places in ((image_encoder.rnn, region_memory), (text_encoder.rnn, word_memory)):
+        if places is not None:
+            remember(rnn, places)
+    return VSRN(image_encoder, text_encoder)
 
 
 def _unit(vectors: Tensor) -> Tensor:
