@@ -106,9 +106,10 @@ th[scope=colgroup] { text-align: center; }
 td, th { vertical-align: top; }
 .results td, .results th { padding: .4rem .5rem; }
 .results td:first-child, .results th:first-child { padding-left: .9rem; white-space: normal; min-width: 7rem; }
-figure.chart { height: auto; margin: 1rem 0; overflow-x: auto; background: #fff; color: #23272b; }
-figure.chart img { width: auto; min-width: min(34rem, 100%); max-width: 100%; height: auto; aspect-ratio: auto;
-  margin: 0 auto; background: #fff; }
+figure.chart { height: auto; margin: 1rem 0; background: #fff; color: #23272b; }
+.panels { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(22rem, 100%), 1fr)); gap: .8rem 1rem;
+  padding: .6rem; }
+.panels img { max-width: 36rem; height: auto; aspect-ratio: auto; margin: 0 auto; background: #fff; }
 section.query { margin-top: 1.2rem; }
 section.query > p { margin: .1rem 0 .6rem; }
 .beside { display: grid; grid-template-columns: minmax(9rem, 14rem) 1fr; gap: 1rem; align-items: start; }
@@ -119,8 +120,7 @@ tr .mark { float: none; white-space: nowrap; }
 .stand-in { display: grid; place-items: center; min-height: 4rem; padding: .5rem; background: var(--line);
   color: var(--soft); font-size: .78rem; text-align: center; overflow-wrap: anywhere; }
 ol.small { grid-template-columns: repeat(auto-fill, minmax(7.5rem, 1fr)); }
-@media (max-width: 34rem) { .beside { grid-template-columns: 1fr; } .beside figure { max-width: 14rem; }
-  figure.chart img { min-width: 30rem; max-width: none; } }
+@media (max-width: 34rem) { .beside { grid-template-columns: 1fr; } .beside figure { max-width: 14rem; } }
 @media print { :root { --page: #fff; --card: #fff; --ink: #000; --soft: #444; --line: #bbb; } nav { display: none; }
   main { max-width: none; padding: 0; } figure, section.query, tr { break-inside: avoid; }
   .wide { overflow: visible; } }

@@ -14,7 +14,7 @@ from quintet.errors import QuintetError
 from quintet.evaluation.human_agreement import Agreement
 from quintet.report.analysis import ANALYSES
 from quintet.report.document import data_address
-from quintet.report.figures import draw_accuracy_against_speed, save_figure
+from quintet.report.figures import draw_accuracy_against_speed, panel_images, save_figure
 from quintet.report.gallery import Showing, galleries_html, overlays_html
 from quintet.report.measure import Material
 from quintet.report.overlays import can_attend, draw_overlays
@@ -34,17 +34,20 @@ class Section:
 
 
 def figures_html(figures: Mapping[str, Any], folder: Path, photographs: bool) -> str:
-    """Figures as files, and as pictures inside the page."""
+    """Figures as files; inside the page their panels, which make room for each other on a phone."""
     parts = []
     for name, figure in figures.items():
         if name.startswith(SENTENCES) and not photographs:
             continue
         (path,) = save_figure(figure, folder / name)
-        title = figure.get_suptitle()
-        address = data_address("image/svg+xml", path.read_bytes())
+        title = escape(figure.get_suptitle())
+        images = "".join(
+            f'<img src="{data_address("image/svg+xml", content)}" alt="{title}: {escape(panel)}">'
+            for panel, content in panel_images(figure)
+        )
         parts.append(
-            f'<figure class="chart" tabindex="0"><img src="{address}" alt="{escape(title)}">'
-            f"<figcaption>{escape(title)} <code>figures/{escape(path.name)}</code></figcaption></figure>"
+            f'<figure class="chart"><div class="panels">{images}</div>'
+            f"<figcaption>{title} <code>figures/{escape(path.name)}</code></figcaption></figure>"
         )
     return "\n".join(parts)
 

@@ -23,6 +23,7 @@ from quintet.report.figures import (
     draw_similarities,
     draw_word_drops,
     draw_word_means,
+    panel_images,
     save_figure,
 )
 from quintet.report.figures.ranks import rank_edges
@@ -59,10 +60,13 @@ FIGURES: dict[str, tuple[Callable[[], Any], list[str]]] = {
         ["10", "100"],
     ),
     "recalls": (
-        lambda: draw_recalls({"a, image to text": (np.arange(1, 51), np.linspace(10, 90, 50))}),
-        ["a, image to text", "K", "50"],
+        lambda: draw_recalls({"image to text": {"a": (np.arange(1, 51), np.linspace(10, 90, 50))}}),
+        ["image to text", "a", "K", "50"],
     ),
-    "ranks": (lambda: draw_rank_histogram({"a": [1, 1, 3, 200], "b": [2, 2, 2, 2]}), ["rank", "10", "100", "b"]),
+    "ranks": (
+        lambda: draw_rank_histogram({"image to text": {"a": [1, 1, 3, 200], "b": [2, 2, 2, 2]}}),
+        ["image to text", "rank", "10", "100", "b"],
+    ),
     "intervals": (
         lambda: draw_rank_intervals(["1", "2-5", ">5"], {"a": [50, 30, 20], "b": [60, 20, 20]}),
         ["2-5", ">5", "a", "b"],
@@ -99,6 +103,51 @@ def test_the_same_figure_is_the_same_file(name: str, tmp_path: Path) -> None:
     draw, _ = FIGURES[name]
     files = [save_figure(draw(), tmp_path / f"figure{number}")[0].read_bytes() for number in range(2)]
     assert files[0] == files[1]
+
+
+def test_panels_by_themselves_hold_their_own_text_and_no_other(tmp_path: Path) -> None:
+    draw, _ = FIGURES["similarities"]
+    images = panel_images(draw())
+    assert [name for name, _ in images] == ["one: S = 0.5000", "two: S = 0.0000"]
+    for number, (name, content) in enumerate(images):
+        (tmp_path / "panel.svg").write_bytes(content)
+        found = texts_of(tmp_path / "panel.svg")
+        assert name in found
+        assert images[1 - number][0] not in found
+        assert draw().get_suptitle() not in found
+
+
+def test_a_panel_by_itself_is_no_wider_than_its_part_of_the_figure() -> None:
+    draw, _ = FIGURES["curves"]
+    figure = draw()
+    for _, content in panel_images(figure):
+        width = float(ElementTree.fromstring(content).attrib["width"].removesuffix("pt")) / 72
+        assert width < figure.get_figwidth() / 2 + 0.2
+
+
+def test_panels_that_share_colours_stay_together() -> None:
+    draw, _ = FIGURES["correlations"]
+    ((name, content),) = panel_images(draw())
+    assert name == "all panels"
+    assert b"before: mean" in content
+    assert b"after: mean" in content
+
+
+@pytest.mark.parametrize("name", ["curves", "recalls", "ranks", "intervals", "similarities"])
+def test_legends_stand_below_their_panels(name: str) -> None:
+    draw, _ = FIGURES[name]
+    figure = draw()
+    figure.draw_without_rendering()
+    for axes in figure.axes:
+        assert axes.get_legend().get_window_extent().y1 < axes.xaxis.get_label().get_window_extent().y0
+        assert axes.get_legend().get_window_extent().y0 >= 0
+
+
+def test_a_run_looks_the_same_in_all_panels() -> None:
+    lines = {label: (EPOCHS, [1, 2, 3]) for label in "abc"}
+    figure = draw_curves({"all": lines, "one": {"c": lines["c"]}}, "Training")
+    first, second = figure.axes
+    assert second.lines[0].get_color() == first.lines[2].get_color() != first.lines[0].get_color()
 
 
 def test_only_words_that_cost_something_are_marked(tmp_path: Path) -> None:

@@ -23,19 +23,24 @@ MOST_SCORES = 2**27  # a whole matrix of scores, in float32 half a gigabyte
 def ranks(subjects: Sequence[Subject], options: Options) -> Finding:
     """R@K curves, histograms of ranks, and cross-retrieval ranks: is a pair found from both sides? (AOQ supplement)"""
     best = {
-        f"{subject.label}, {words}": getattr(subject.ranks, way).best + 1
-        for subject in subjects
+        words: {subject.label: getattr(subject.ranks, way).best + 1 for subject in subjects}
         for way, words in WAYS.items()
     }
     deepest = min(DEEPEST, *(len(rows) for rows in (subjects[0].split.images, subjects[0].split.texts)))
-    recalls = {name: recall_curve(found, deepest) for name, found in best.items()}
+    recalls = {
+        words: {label: recall_curve(found, deepest) for label, found in runs.items()} for words, runs in best.items()
+    }
     crossed = cross_retrieval_histogram({subject.label: subject.ranks for subject in subjects})
     figures = {
         "recalls": draw_recalls(recalls),
         "ranks": draw_rank_histogram(best),
         "cross-retrieval": draw_rank_intervals(crossed["intervals"], crossed["share"]),
     }
-    curves = {name: {"K": cuts.tolist(), "recall": found.tolist()} for name, (cuts, found) in recalls.items()}
+    curves = {
+        f"{label}, {words}": {"K": cuts.tolist(), "recall": found.tolist()}
+        for words, runs in recalls.items()
+        for label, (cuts, found) in runs.items()
+    }
     return Finding({"recalls": curves, "cross_retrieval": crossed}, figures)
 
 
@@ -71,11 +76,12 @@ def negatives(subjects: Sequence[Subject], options: Options) -> Finding:
         for way, count in others.items()
     }
     measured: dict[str, Any] = {}
-    drawn: dict[str, np.ndarray] = {}
+    drawn: dict[str, dict[str, np.ndarray]] = {words: {} for words in WAYS.values()}
     for subject in subjects:
         found = _measure(subject, size, options)
         measured[subject.label] = {way: _summary(rows) for way, rows in found.items()}
-        drawn |= {f"{subject.label}, {WAYS[way]}": rows for way, rows in found.items()}
+        for way, rows in found.items():
+            drawn[WAYS[way]][subject.label] = rows
     numbers = {"batch_size": size, "candidates": others, "expected_rank": expected, "chance": chance}
     figure = draw_rank_histogram(drawn, f"Ranks of the hardest negative in batches of {size}")
     return Finding(numbers | {"runs": measured}, {"negatives": figure})

@@ -9,7 +9,7 @@ from quintet.report.figures.curves import draw_curves, draw_recalls
 from quintet.report.figures.ranks import draw_rank_histogram, draw_rank_intervals
 from quintet.report.figures.similarity import draw_correlations, draw_similarities
 from quintet.report.figures.speed import draw_accuracy_against_speed
-from quintet.report.figures.style import save_figure
+from quintet.report.figures.style import panel_images, save_figure
 from quintet.report.figures.words import draw_word_drops, draw_word_means
 
 __all__ = [
@@ -22,5 +22,6 @@ __all__ = [
     "draw_similarities",
     "draw_word_drops",
     "draw_word_means",
+    "panel_images",
     "save_figure",
 ]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from quintet.report.figures.style import COLOURS, drawing, new_panels, plain_numbers, series_styles
+from quintet.report.figures.style import COLOURS, drawing, legend_below, new_panels, plain_numbers, series_styles
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -17,17 +17,21 @@ HATCHES = ("", "//", "..", "\\\\", "xx")
 
 
 @drawing
-def draw_rank_histogram(named: Mapping[str, Any], title: str = "Ranks of the first right answer") -> Figure:
-    """How many queries, in per cent, have their first right answer at which rank (from 1, logarithmic)."""
-    figure, (axes,) = new_panels(title)
-    edges = rank_edges(max(int(np.max(ranks)) for ranks in named.values()))
-    for (name, ranks), (colour, dashes, _) in zip(named.items(), series_styles(), strict=False):
-        counts, _ = np.histogram(ranks, edges)
-        axes.stairs(100 * counts / len(ranks), edges, label=name, color=colour, linestyle=dashes, linewidth=1.6)
-    axes.set(xlabel="rank", ylabel="queries, per cent")
-    axes.set_xscale("log")
-    plain_numbers(axes.xaxis)
-    axes.legend()
+def draw_rank_histogram(
+    panels: Mapping[str, Mapping[str, Any]], title: str = "Ranks of the first right answer"
+) -> Figure:
+    """A panel a direction: how many queries, in per cent, have their first right answer at which rank (from 1,
+    logarithmic)."""
+    figure, places = new_panels(title, len(panels), columns=2, below=max(map(len, panels.values())))
+    for axes, (name, lines) in zip(places, panels.items(), strict=True):
+        edges = rank_edges(max(int(np.max(ranks)) for ranks in lines.values()))
+        for (label, ranks), (colour, dashes, _) in zip(lines.items(), series_styles(), strict=False):
+            counts, _ = np.histogram(ranks, edges)
+            axes.stairs(100 * counts / len(ranks), edges, label=label, color=colour, linestyle=dashes, linewidth=1.6)
+        axes.set(title=name, xlabel="rank", ylabel="queries, per cent")
+        axes.set_xscale("log")
+        plain_numbers(axes.xaxis)
+        legend_below(axes)
     return figure
 
 
@@ -36,7 +40,7 @@ def draw_rank_intervals(
     intervals: Sequence[str], shares: Mapping[str, Any], title: str = "Cross-retrieval ranks"
 ) -> Figure:
     """Bars side by side: which share of the right pairs, in per cent, has its rank in which interval."""
-    figure, (axes,) = new_panels(title)
+    figure, (axes,) = new_panels(title, below=len(shares))
     places, width = np.arange(len(intervals)), 0.8 / max(len(shares), 1)
     for number, (name, values) in enumerate(shares.items()):
         shift = (number - (len(shares) - 1) / 2) * width
@@ -45,7 +49,7 @@ def draw_rank_intervals(
     axes.set_xticks(places, intervals)
     axes.set(xlabel="rank from both sides", ylabel="right pairs, per cent")
     axes.grid(visible=False, axis="x")
-    axes.legend()
+    legend_below(axes)
     return figure
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from quintet.evaluation.distributions import overlap
-from quintet.report.figures.style import BLUE, GREY, VERMILION, drawing, new_panels
+from quintet.report.figures.style import BLUE, GREY, VERMILION, drawing, legend_below, new_panels
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -20,7 +20,7 @@ MARGIN = 0.05  # of the range of scores, left and right of the distributions
 @drawing
 def draw_similarities(named: Mapping[str, Densities], title: str = "Similarity of right and wrong pairs") -> Figure:
     """One panel per matcher: the densities P of right and Q of wrong pairs, their overlap shaded, S in the title."""
-    figure, panels = new_panels(title, len(named))
+    figure, panels = new_panels(title, len(named), below=3)
     for axes, (name, (edges, positive, negative)) in zip(panels, named.items(), strict=True):
         both = np.minimum(positive, negative)
         axes.stairs(both, edges, fill=True, color=GREY, alpha=0.5, label="overlap S")
@@ -28,7 +28,7 @@ def draw_similarities(named: Mapping[str, Densities], title: str = "Similarity o
         axes.stairs(negative, edges, color=VERMILION, linewidth=1.6, linestyle="--", label="wrong pairs (Q)")
         axes.set(title=f"{name}: S = {overlap(edges, positive, negative):.4f}", xlabel="score", ylabel="density")
         axes.set_xlim(*_occupied(np.asarray(edges), np.asarray(positive) + np.asarray(negative)))
-        axes.legend()
+        legend_below(axes)
     return figure
 
 

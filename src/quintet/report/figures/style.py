@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Sequence
 from functools import wraps
 from itertools import cycle
@@ -12,6 +13,7 @@ from quintet.errors import QuintetError, suggest
 from quintet.files import complete_or_absent
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
@@ -33,6 +35,8 @@ DASHES = ("-", "--", "-.", ":")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 FORMATS = ("svg", "png")
 DPI = 150
+LINE, LABEL = 0.2, 0.5  # inches: a line of a legend; from an axis to below its label
+EDGE = 0.08  # inches around a panel that stands by itself
 STYLE: Any = {
     "font.family": "sans-serif",
     "font.size": 10,
@@ -67,14 +71,20 @@ def drawing(function: Callable[P, R]) -> Callable[P, R]:
     return styled
 
 
-def new_panels(title: str, count: int = 1, *, columns: int = 3, size: tuple[float, float] = (6.4, 4.0)) -> Any:
-    """A figure and its panels, `columns` beside each other; a single panel is larger. No window, no global state."""
+def new_panels(
+    title: str, count: int = 1, *, columns: int = 3, size: tuple[float, float] = (5.6, 3.6), below: int = 0
+) -> Any:
+    """A figure and its panels, `columns` beside each other; a single panel is larger. No window, no global state.
+
+    `below`: lines of a legend (`legend_below`) for which there is room under each panel.
+    """
     from matplotlib.figure import Figure
 
     wide = min(count, columns)
     rows = -(-count // wide)
     shrink = 1.0 if count == 1 else 0.75
-    figure = Figure(figsize=(size[0] * wide * shrink, size[1] * rows * shrink), layout="constrained")
+    height = size[1] * shrink + LINE * below
+    figure = Figure(figsize=(size[0] * wide * shrink, height * rows), layout="constrained")
     axes = figure.subplots(rows, wide, squeeze=False).flatten()
     for spare in axes[count:]:
         spare.remove()
@@ -87,10 +97,53 @@ def series_styles() -> Any:
     return zip(cycle(COLOURS), cycle(DASHES), cycle(MARKERS), strict=False)
 
 
+def legend_below(axes: Axes) -> None:
+    """A legend under the panel, where it covers no line."""
+    from matplotlib.transforms import ScaledTranslation
+
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    under = axes.transAxes + ScaledTranslation(0, -LABEL, figure.dpi_scale_trans)
+    axes.legend(loc="upper left", bbox_to_anchor=(0, 0), bbox_transform=under, borderaxespad=0)
+
+
 def plain_numbers(axis: Axis) -> None:
     """Label a logarithmic axis 10, 100, 1000; matplotlib would write formulas."""
     axis.set_major_formatter("{x:g}")
     axis.set_minor_formatter(lambda _value, _place: "")
+
+
+@drawing
+def panel_images(figure: Figure) -> list[tuple[str, bytes]]:
+    """Each panel by itself, its name and its SVG, without the figure's title; panels that share colours stay together.
+
+    A page can put them beside or below each other, as wide as a screen is. The figure is of no use afterwards: its
+    title and most of its panels are hidden.
+    """
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")  # places stand, whatever is hidden now
+    parts = [(axes.get_title(loc="left") or axes.get_ylabel(), [axes]) for axes in figure.axes]
+    if any(axes.get_label() == "<colorbar>" for axes in figure.axes):
+        parts = [("all panels", list(figure.axes))]
+    for text in figure.texts:
+        text.set_visible(False)
+    found = []
+    for name, shown in parts:
+        for axes in figure.axes:
+            axes.set_visible(axes in shown)
+        found.append((name, _cropped(figure, shown)))
+    return found
+
+
+def _cropped(figure: Figure, shown: Sequence[Axes]) -> bytes:
+    """What these panels take of a figure, and nothing around it."""
+    from matplotlib.transforms import Bbox
+
+    boxes = [box for axes in shown if (box := axes.get_tightbbox()) is not None]
+    inches = Bbox.union(boxes).transformed(figure.dpi_scale_trans.inverted())
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="svg", bbox_inches=inches.padded(EDGE), metadata={"Date": None})
+    return buffer.getvalue()
 
 
 @drawing
