@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import defaultdict
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from quintet.models.vse import VSE, build_vse
 
 
 class Counting(torch.nn.Module):
-    """A matcher that counts how often it is asked."""
+    """A matcher that notes what it is asked, and whether automatic half precision is on then."""
 
     image_input = "fragments"
 
@@ -21,20 +21,26 @@ class Counting(torch.nn.Module):
         super().__init__()
         self.inner = inner
         self.asked: list[str] = []
+        self.half: defaultdict[str, set[bool]] = defaultdict(set)
+
+    def note(self, verb: str) -> None:
+        self.asked.append(verb)
+        self.half[verb].add(torch.is_autocast_enabled("cpu"))
 
     def encode_images(self, images: ImageBatch) -> Codes:
-        self.asked.append("images")
+        self.note("images")
         return self.inner.encode_images(images)
 
     def encode_texts(self, texts: TextBatch) -> Codes:
-        self.asked.append("texts")
+        self.note("texts")
         return self.inner.encode_texts(texts)
 
     def score(self, image_codes: Codes, text_codes: Codes) -> torch.Tensor:
-        self.asked.append("score")
+        self.note("score")
         return self.inner.score(image_codes, text_codes)
 
     def score_pairs(self, image_codes: Codes, text_codes: Codes) -> torch.Tensor:
+        self.half["pairs"].add(torch.is_autocast_enabled("cpu"))
         return self.inner.score_pairs(image_codes, text_codes)
 
 
@@ -130,17 +136,22 @@ def test_half_precision_codes_are_scored_in_float32() -> None:
     assert step.scores.dtype == torch.float32
 
 
-def test_encoders_run_in_half_precision_and_scores_never(monkeypatch: pytest.MonkeyPatch) -> None:
-    step, matcher = make_step()
-    half: dict[str, bool] = {}
-    for verb in ("encode_images", "encode_texts", "score"):
-
-        def noted(*codes: Codes, verb: str = verb, inner: Callable = getattr(matcher.inner, verb)) -> object:
-            half[verb] = torch.is_autocast_enabled("cpu")
-            return inner(*codes)
-
-        monkeypatch.setattr(matcher.inner, verb, noted)
+@pytest.mark.parametrize("ask", ["scores", "codes"])
+def test_encoders_run_in_half_precision_and_scores_never(ask: str) -> None:
     with torch.autocast("cpu", torch.bfloat16):
-        scores = step.scores  # asks for the codes by itself
-    assert half == {"encode_images": True, "encode_texts": True, "score": False}
-    assert scores.dtype == torch.float32
+        offline = OfflineBatch(texts=texts(1), images=images(1), derived_images=images(2), derived_texts=texts(2))
+        step, matcher = make_step(offline)
+        if ask == "codes":  # as a loss does that computes in float32
+            with torch.autocast("cpu", enabled=False):
+                assert isinstance(step.image_codes, Codes)
+                assert isinstance(step.text_codes, Codes)
+        assert step.scores.dtype == torch.float32
+        assert step.derived_pair.dtype == torch.float32
+    assert matcher.half == {"images": {True}, "texts": {True}, "score": {False}, "pairs": {False}}
+
+
+def test_encoders_run_in_full_precision_where_the_step_began_in_it() -> None:
+    step, matcher = make_step()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert step.scores.dtype == torch.float32
+    assert matcher.half == {"images": {False}, "texts": {False}, "score": {False}}

@@ -93,8 +93,8 @@ def same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> N
 def test_the_same_weights(
     kind: str, precision: str, tiny_recipe: dict[str, Any], tmp_path: Path, recorded: list[str]
 ) -> None:
-    if precision == "bfloat16" and kind != "vse++":
-        pytest.skip("automatic half precision is the same code for all")
+    if precision == "bfloat16" and kind not in ("vse++", "vsrn"):
+        pytest.skip("automatic half precision is the same code for all; a GRU over regions is VSRN's alone")
     matcher, loss = KINDS[kind]
     tiny_recipe["matcher"] = {"embed_dim": 16, "word_dim": 6} | matcher
     tiny_recipe["stages"][0] |= {"loss": loss, "reduction": "mean", "precision": precision, "select_after": 3}

@@ -11,7 +11,7 @@ from quintet import processes
 from quintet.codes import Codes
 from quintet.data.batches import TextPool
 from quintet.errors import RecipeError
-from quintet.losses.step import Step, Term
+from quintet.losses.step import Step, Term, at_least_float32
 from quintet.models.matcher import evaluation_mode
 
 
@@ -80,12 +80,11 @@ class RankingObjective(nn.Module):
             raise RecipeError("hardest negatives are taken from a pool of sentences, and this batch has none")
         measured = self._measured(step, pool)
         with torch.no_grad(), torch.autocast(images.device.type, enabled=False):
-            scores = step.matcher.score(step.image_codes, measured)  # (b, m)
+            scores = step.matcher.score(at_least_float32(step.image_codes), at_least_float32(measured))  # (b, m)
         allowed = images[:, None] != pool.groups
         chosen = scores.masked_fill(~allowed, -torch.inf).argmax(dim=1)  # (b,)
         negatives = step.matcher.encode_texts(pool.texts.take(chosen))
-        with torch.autocast(images.device.type, enabled=False):
-            wrong = step.matcher.score_pairs(step.image_codes, negatives)
+        wrong = step.pair_scores(step.image_codes, negatives)
         right = step.scores.diagonal()[step.mine]
         return hinge(right, wrong, self.margin) * allowed.any(dim=1)
 

@@ -51,26 +51,39 @@ class Step:
         self.batch = batch
         self.progress = progress
         self.total = len(batch) if total is None else total  # pairs in the global batch
+        self._device = batch.text_groups.device.type
+        self._half = torch.is_autocast_enabled(self._device)
 
     @cached_property
     def image_codes(self) -> Codes:
         """Codes of this process's pictures."""
-        return self.matcher.encode_images(self.batch.images)
+        return self._encode_images(self.batch.images)
 
     @cached_property
     def text_codes(self) -> Codes:
         """Codes of this process's sentences."""
-        return self.matcher.encode_texts(self.batch.texts)
+        return self._encode_texts(self.batch.texts)
+
+    def _encode_images(self, images: ImageBatch) -> Codes:
+        with self._encoding():
+            return self.matcher.encode_images(images)
+
+    def _encode_texts(self, texts: TextBatch) -> Codes:
+        with self._encoding():
+            return self.matcher.encode_texts(texts)
+
+    def _encoding(self) -> torch.autocast:
+        """The precision that held where this step began: a loss may first ask for codes where it has turned it off."""
+        return torch.autocast(self._device, torch.get_autocast_dtype(self._device), enabled=self._half)
 
     @cached_property
     def scores(self) -> Tensor:
         """(B, B): every picture of the global batch against every sentence of it."""
-        images, texts = self.image_codes, self.text_codes
         # Ranks and hinges are decided in float32, also where the encoders ran in bfloat16.
-        with torch.autocast(self.batch.text_groups.device.type, enabled=False):
-            all_texts = processes.gather_codes(_at_least_float32(texts), self.total)
+        with torch.autocast(self._device, enabled=False):
+            all_texts = processes.gather_codes(at_least_float32(self.text_codes), self.total)
             # (b, B): each process scores its own pictures
-            rows = self.matcher.score(_at_least_float32(images), all_texts)
+            rows = self.matcher.score(at_least_float32(self.image_codes), all_texts)
             return processes.gather_rows(rows, self.total)
 
     def encode_offline(self, derived: bool) -> None:
@@ -85,8 +98,8 @@ class Step:
         names = ("image_codes", "_offline_image_codes", "_derived_image_codes")[: 2 + derived]
         pictures = (self.batch.images, self._offline.images, self._offline.derived_images)[: 2 + derived]
         sentences = (self.batch.texts, self._offline.texts, self._offline.derived_texts)[: 2 + derived]
-        images = self.matcher.encode_images(ImageBatch.cat(pictures))
-        texts = self.matcher.encode_texts(TextBatch.cat(sentences))
+        images = self._encode_images(ImageBatch.cat(pictures))
+        texts = self._encode_texts(TextBatch.cat(sentences))
         size = len(self.batch)
         for number, name in enumerate(names):
             rows = slice(number * size, (number + 1) * size)
@@ -96,22 +109,22 @@ class Step:
     @cached_property
     def off_text(self) -> Tensor:
         """(b,): S(i, t_off), each picture of this process against its offline hard negative sentence."""
-        return self._pairs(self.image_codes, self._offline_text_codes)
+        return self.pair_scores(self.image_codes, self._offline_text_codes)
 
     @cached_property
     def off_image(self) -> Tensor:
         """(b,): S(i_off, t)."""
-        return self._pairs(self._offline_image_codes, self.text_codes)
+        return self.pair_scores(self._offline_image_codes, self.text_codes)
 
     @cached_property
     def off_pair(self) -> Tensor:
         """(b,): S(i_off, t_off)."""
-        return self._pairs(self._offline_image_codes, self._offline_text_codes)
+        return self.pair_scores(self._offline_image_codes, self._offline_text_codes)
 
     @cached_property
     def derived_pair(self) -> Tensor:
         """(b,): the picture of t_off against a sentence of i_off."""
-        return self._pairs(self._derived_image_codes, self._derived_text_codes)
+        return self.pair_scores(self._derived_image_codes, self._derived_text_codes)
 
     @property
     def _offline(self) -> OfflineBatch:
@@ -123,23 +136,24 @@ class Step:
 
     @cached_property
     def _offline_image_codes(self) -> Codes:
-        return self.matcher.encode_images(self._offline.images)
+        return self._encode_images(self._offline.images)
 
     @cached_property
     def _offline_text_codes(self) -> Codes:
-        return self.matcher.encode_texts(self._offline.texts)
+        return self._encode_texts(self._offline.texts)
 
     @cached_property
     def _derived_image_codes(self) -> Codes:
-        return self.matcher.encode_images(self._offline.derived_images)
+        return self._encode_images(self._offline.derived_images)
 
     @cached_property
     def _derived_text_codes(self) -> Codes:
-        return self.matcher.encode_texts(self._offline.derived_texts)
+        return self._encode_texts(self._offline.derived_texts)
 
-    def _pairs(self, image_codes: Codes, text_codes: Codes) -> Tensor:
-        with torch.autocast(self.batch.text_groups.device.type, enabled=False):
-            return self.matcher.score_pairs(_at_least_float32(image_codes), _at_least_float32(text_codes))
+    def pair_scores(self, image_codes: Codes, text_codes: Codes) -> Tensor:
+        """(n,): row by row, in float32."""
+        with torch.autocast(self._device, enabled=False):
+            return self.matcher.score_pairs(at_least_float32(image_codes), at_least_float32(text_codes))
 
     @cached_property
     def same_group(self) -> Tensor:
@@ -159,5 +173,6 @@ class Step:
         return processes.share(self.total)
 
 
-def _at_least_float32(codes: Codes) -> Codes:
+def at_least_float32(codes: Codes) -> Codes:
+    """Codes as ranks and hinges are decided with."""
     return codes.map(lambda tensor: tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor)

@@ -123,5 +123,7 @@ th, td { padding: .4rem .9rem; text-align: right; white-space: nowrap; font-weig
 thead th { color: var(--soft); }
 tbody tr { border-top: 1px solid var(--line); }
 tr > :first-child { text-align: left; }
-tbody th { font-weight: 600; position: sticky; left: 0; background: var(--card); }
+tbody th { font-weight: 600; }
+.wide tbody th { position: sticky; left: 0; background: var(--card); white-space: normal; max-width: 45vw;
+  overflow-wrap: anywhere; }
 """

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from quintet.report.figures.style import drawing, legend_below, new_panels, plain_numbers, series_styles
+from quintet.report.figures.style import drawing, legend_below, legend_lines, new_panels, plain_numbers, series_styles
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -24,8 +24,7 @@ def draw_curves(panels: Mapping[str, Lines], title: str, x: str = "epoch", *, lo
     """
     labels = dict.fromkeys(label for lines in panels.values() for label in lines)
     styles = dict(zip(labels, series_styles(), strict=False))  # a run looks the same in all panels
-    most = max((len(lines) for lines in panels.values()), default=0)
-    figure, axes = new_panels(title, len(panels), columns=2, below=most)
+    figure, axes = new_panels(title, len(panels), columns=2, below=max(map(legend_lines, panels.values())))
     for place, (name, lines) in zip(axes, panels.items(), strict=True):
         for label, (at, values) in lines.items():
             colour, dashes, marker = styles[label]
@@ -42,7 +41,7 @@ def draw_curves(panels: Mapping[str, Lines], title: str, x: str = "epoch", *, lo
 @drawing
 def draw_recalls(panels: Mapping[str, Lines], title: str = "Recall by the number of candidates looked at") -> Figure:
     """A panel a direction: R@K in per cent over K, with K on a logarithmic scale; each line is (K, recalls)."""
-    figure, places = new_panels(title, len(panels), columns=2, below=max(map(len, panels.values())))
+    figure, places = new_panels(title, len(panels), columns=2, below=max(map(legend_lines, panels.values())))
     for axes, (name, lines) in zip(places, panels.items(), strict=True):
         for (label, (cuts, recalls)), (colour, dashes, _) in zip(lines.items(), series_styles(), strict=False):
             axes.plot(cuts, recalls, label=label, color=colour, linestyle=dashes)

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from quintet.report.figures.style import COLOURS, drawing, legend_below, new_panels, plain_numbers, series_styles
+from quintet.report.figures.style import (
+    COLOURS,
+    drawing,
+    legend_below,
+    legend_lines,
+    new_panels,
+    plain_numbers,
+    series_styles,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -22,7 +30,7 @@ def draw_rank_histogram(
 ) -> Figure:
     """A panel a direction: how many queries, in per cent, have their first right answer at which rank (from 1,
     logarithmic)."""
-    figure, places = new_panels(title, len(panels), columns=2, below=max(map(len, panels.values())))
+    figure, places = new_panels(title, len(panels), columns=2, below=max(map(legend_lines, panels.values())))
     for axes, (name, lines) in zip(places, panels.items(), strict=True):
         edges = rank_edges(max(int(np.max(ranks)) for ranks in lines.values()))
         for (label, ranks), (colour, dashes, _) in zip(lines.items(), series_styles(), strict=False):
@@ -40,7 +48,7 @@ def draw_rank_intervals(
     intervals: Sequence[str], shares: Mapping[str, Any], title: str = "Cross-retrieval ranks"
 ) -> Figure:
     """Bars side by side: which share of the right pairs, in per cent, has its rank in which interval."""
-    figure, (axes,) = new_panels(title, below=len(shares))
+    figure, (axes,) = new_panels(title, below=legend_lines(shares))
     places, width = np.arange(len(intervals)), 0.8 / max(len(shares), 1)
     for number, (name, values) in enumerate(shares.items()):
         shift = (number - (len(shares) - 1) / 2) * width

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from itertools import cycle
 from pathlib import Path
+from textwrap import fill, wrap
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from quintet.errors import QuintetError, suggest
@@ -36,6 +37,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 FORMATS = ("svg", "png")
 DPI = 150
 LINE, LABEL = 0.2, 0.5  # inches: a line of a legend; from an axis to below its label
+LETTERS = 36  # of a line of a legend: no wider than a panel
 EDGE = 0.08  # inches around a panel that stands by itself
 STYLE: Any = {
     "font.family": "sans-serif",
@@ -76,7 +78,7 @@ def new_panels(
 ) -> Any:
     """A figure and its panels, `columns` beside each other; a single panel is larger. No window, no global state.
 
-    `below`: lines of a legend (`legend_below`) for which there is room under each panel.
+    `below`: lines for which there is room under each panel (`legend_lines`).
     """
     from matplotlib.figure import Figure
 
@@ -97,14 +99,25 @@ def series_styles() -> Any:
     return zip(cycle(COLOURS), cycle(DASHES), cycle(MARKERS), strict=False)
 
 
+def legend_lines(labels: Iterable[str]) -> int:
+    """How many lines `legend_below` takes for these labels.
+
+    >>> legend_lines(["short", "a-name-with-so-many-words-in-it-that-it-takes-two-lines"])
+    3
+    """
+    return sum(len(wrap(label, LETTERS)) for label in labels)
+
+
 def legend_below(axes: Axes) -> None:
-    """A legend under the panel, where it covers no line."""
+    """A legend under the panel, where it covers no line; long labels are wrapped, so that it is no wider."""
     from matplotlib.transforms import ScaledTranslation
 
     figure = axes.get_figure(root=True)
     assert figure is not None
     under = axes.transAxes + ScaledTranslation(0, -LABEL, figure.dpi_scale_trans)
-    axes.legend(loc="upper left", bbox_to_anchor=(0, 0), bbox_transform=under, borderaxespad=0)
+    handles, labels = axes.get_legend_handles_labels()
+    shown = [fill(label, LETTERS) for label in labels]
+    axes.legend(handles, shown, loc="upper left", bbox_to_anchor=(0, 0), bbox_transform=under, borderaxespad=0)
 
 
 def plain_numbers(axis: Axis) -> None:
@@ -115,34 +128,30 @@ def plain_numbers(axis: Axis) -> None:
 
 @drawing
 def panel_images(figure: Figure) -> list[tuple[str, bytes]]:
-    """Each panel by itself, its name and its SVG, without the figure's title; panels that share colours stay together.
+    """Each panel by itself, its name and its SVG, without the figure's title.
 
     A page can put them beside or below each other, as wide as a screen is. The figure is of no use afterwards: its
     title and most of its panels are hidden.
     """
     figure.draw_without_rendering()
     figure.set_layout_engine("none")  # places stand, whatever is hidden now
-    parts = [(axes.get_title(loc="left") or axes.get_ylabel(), [axes]) for axes in figure.axes]
-    if any(axes.get_label() == "<colorbar>" for axes in figure.axes):
-        parts = [("all panels", list(figure.axes))]
-    for text in figure.texts:
-        text.set_visible(False)
+    for part in (*figure.texts, *figure.axes):
+        part.set_visible(False)
     found = []
-    for name, shown in parts:
-        for axes in figure.axes:
-            axes.set_visible(axes in shown)
-        found.append((name, _cropped(figure, shown)))
+    for axes in figure.axes:
+        axes.set_visible(True)
+        found.append((axes.get_title(loc="left") or axes.get_ylabel(), _cropped(figure, axes)))
+        axes.set_visible(False)
     return found
 
 
-def _cropped(figure: Figure, shown: Sequence[Axes]) -> bytes:
-    """What these panels take of a figure, and nothing around it."""
-    from matplotlib.transforms import Bbox
-
-    boxes = [box for axes in shown if (box := axes.get_tightbbox()) is not None]
-    inches = Bbox.union(boxes).transformed(figure.dpi_scale_trans.inverted())
+def _cropped(figure: Figure, axes: Axes) -> bytes:
+    """What a panel takes of a figure, and nothing around it."""
+    box = axes.get_tightbbox()
+    assert box is not None
+    inches = box.transformed(figure.dpi_scale_trans.inverted()).padded(EDGE)
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="svg", bbox_inches=inches.padded(EDGE), metadata={"Date": None})
+    figure.savefig(buffer, format="svg", bbox_inches=inches, metadata={"Date": None})
     return buffer.getvalue()
 
 

@@ -25,7 +25,7 @@ def draw_word_drops(
     """
     longest = max((len(words) for words, _ in sentences), default=1)
     figure, panels = new_panels(title, len(sentences), columns=2, size=(6.4, 1.6 + 0.36 * longest))
-    for axes, (words, values) in zip(panels, sentences, strict=True):
+    for number, (axes, (words, values)) in enumerate(zip(panels, sentences, strict=True), 1):
         drops = np.asarray(values, dtype=float)
         best = {place for place in np.argsort(-drops, kind="stable")[:top].tolist() if drops[place] > 0}
         places = np.arange(len(words))
@@ -33,7 +33,7 @@ def draw_word_drops(
         axes.set_yticks(places, [f"* {word}" if place in best else word for place, word in enumerate(words)])
         axes.invert_yaxis()  # read from top to bottom
         axes.axvline(0, color="black", linewidth=0.8)
-        axes.set(xlabel="score lost without the word (* the most)", ylabel="word")
+        axes.set(title=f"sentence {number}", xlabel="score lost without the word (* the most)", ylabel="word")
         axes.grid(visible=False, axis="y")
     return figure
 
