@@ -27,7 +27,7 @@ from quintet.report.figures import (
     save_figure,
 )
 from quintet.report.figures.ranks import rank_edges
-from quintet.report.figures.style import COLOURS
+from quintet.report.figures.style import COLOURS, series_styles
 
 pytest.importorskip("matplotlib")
 
@@ -212,12 +212,17 @@ def test_without_matplotlib_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) 
         draw_word_means(["red"], [0.2], [4])
 
 
-def test_names_of_points_that_lie_together_are_apart() -> None:
-    names = ["bfan-equal", "bfan-prob", "hrem-fusion", "hrem-none", "hrem-standalone", "far away"]
-    speed, accuracy = [1.28e7, 1.35e7, 8.0e7, 8.2e7, 5.7e7, 1e6], [281.4, 282.0, 256.3, 253.9, 257.1, 300.0]
-    figure = draw_accuracy_against_speed(names, speed, accuracy)
-    figure.draw_without_rendering()
-    boxes = [text.get_window_extent() for text in figure.axes[0].texts]
-    assert len(boxes) == len(names)
-    for one, other in itertools.combinations(boxes, 2):
-        assert not one.overlaps(other)
+def test_every_matcher_has_a_point_of_its_own_look_and_the_best_comes_first() -> None:
+    names = [f"matcher {number}" for number in range(20)]
+    figure = draw_accuracy_against_speed(names, np.geomspace(1e3, 1e6, 20), np.arange(20.0))
+    legend = figure.axes[0].get_legend()
+    assert [text.get_text() for text in legend.get_texts()] == names[::-1]
+    points = [bar.lines[0] for bar in figure.axes[0].containers]
+    assert len({(point.get_color(), point.get_marker()) for point in points}) == 20
+    assert [float(point.get_ydata()[0]) for point in points] == list(range(19, -1, -1))
+
+
+def test_styles_come_back_late() -> None:
+    styles = list(itertools.islice(series_styles(), 49))
+    assert len({(colour, marker) for colour, _, marker in styles}) == 49
+    assert len({(colour, dashes) for colour, dashes, _ in styles}) == 28

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
-from itertools import cycle
+from itertools import count
 from pathlib import Path
 from textwrap import fill, wrap
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
@@ -74,7 +74,7 @@ def drawing(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def new_panels(
-    title: str, count: int = 1, *, columns: int = 3, size: tuple[float, float] = (5.6, 3.6), below: int = 0
+    title: str, panels: int = 1, *, columns: int = 3, size: tuple[float, float] = (5.6, 3.6), below: int = 0
 ) -> Any:
     """A figure and its panels, `columns` beside each other; a single panel is larger. No window, no global state.
 
@@ -82,21 +82,24 @@ def new_panels(
     """
     from matplotlib.figure import Figure
 
-    wide = min(count, columns)
-    rows = -(-count // wide)
-    shrink = 1.0 if count == 1 else 0.75
+    wide = min(panels, columns)
+    rows = -(-panels // wide)
+    shrink = 1.0 if panels == 1 else 0.75
     height = size[1] * shrink + LINE * below
     figure = Figure(figsize=(size[0] * wide * shrink, height * rows), layout="constrained")
     axes = figure.subplots(rows, wide, squeeze=False).flatten()
-    for spare in axes[count:]:
+    for spare in axes[panels:]:
         spare.remove()
     figure.suptitle(title, x=0.01, ha="left", weight="bold")
-    return figure, list(axes[:count])
+    return figure, list(axes[:panels])
 
 
 def series_styles() -> Any:
-    """Endless styles of lines: colour, dashes and marker change together, so that no line is told by colour alone."""
-    return zip(cycle(COLOURS), cycle(DASHES), cycle(MARKERS), strict=False)
+    """Endless styles: colour, dashes and marker change together, so that no line is told by colour alone. 28 of them
+    differ in colour or dashes, 49 in colour or marker."""
+    for number in count():
+        turn = number // len(COLOURS)
+        yield COLOURS[number % len(COLOURS)], DASHES[number % len(DASHES)], MARKERS[(number + turn) % len(MARKERS)]
 
 
 def legend_lines(labels: Iterable[str]) -> int:
