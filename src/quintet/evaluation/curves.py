@@ -76,9 +76,18 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else float("nan")
 
 
+def has_logs(run: Path | str) -> bool:
+    """Whether a run was trained here: one that was converted, or that comes with Quintet, has no logs."""
+    return bool(_log_files(run))
+
+
+def _log_files(run: Path | str) -> list[Path]:
+    return sorted(Path(run).glob("stages/*/log.jsonl"))
+
+
 def _logs(run: Path | str) -> dict[str, list[dict[str, Any]]]:
     """Stage -> rows of its log. A last line that a kill cut short, or that is being written, is not counted."""
-    paths = sorted(Path(run).glob("stages/*/log.jsonl"))
+    paths = _log_files(run)
     if not paths:
         raise RunError(f"{run} holds no training logs (stages/NAME/log.jsonl); is it a run that was trained here?")
     logs = {}

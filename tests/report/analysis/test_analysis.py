@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,17 @@ def test_curves_hold_every_stage_once(runs: Path, tiny_corpus: Path, tmp_path: P
     assert found["curves"]["validation"]["a"]["online"]["epoch"] == [1, 2]
     assert "triplet.text" in found["curves"]["losses"]["a"]["online"]
     assert list(found["hardness"]["runs"]["a"]) == ["offline"]
+
+
+def test_a_run_without_logs_does_not_cost_the_others_their_curves(
+    runs: Path, tiny_corpus: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(runs / "b", tmp_path / "bare", ignore=shutil.ignore_patterns("log.jsonl"))
+    both = open_subjects([runs / "a", tmp_path / "bare"], Corpus.open(tiny_corpus), "dev", device=CPU)
+    found = analyse(both, tmp_path / "out", ["curves"])
+    assert list(found["curves"]["validation"]) == ["a"]
+    with pytest.raises(QuintetError, match="holds no training logs"):
+        analyse(both[1:], tmp_path / "out", ["curves"])
 
 
 def test_errors_are_drawn_where_they_were_logged(subjects: list[Subject], tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from quintet.errors import RunError
-from quintet.evaluation.curves import Curves, epoch_curves, error_curves, hardness_curves, term_curves
+from quintet.evaluation.curves import Curves, epoch_curves, error_curves, hardness_curves, has_logs, term_curves
 from quintet.report.analysis.subject import Finding, Options, Subject
 from quintet.report.figures import draw_curves
 
@@ -54,9 +54,10 @@ def hardness(subjects: Sequence[Subject], options: Options) -> Finding:
 
 
 def _of_runs(subjects: Sequence[Subject], read: Callable[[Any], Curves]) -> dict[str, Curves]:
-    """By run the curves of its stages, or of those stages of it that were named."""
+    """By run the curves of its stages, or of those stages of it that were named; runs without logs are left out where
+    others have some."""
     found: dict[str, Curves] = {}
-    for subject in subjects:
+    for subject in [one for one in subjects if has_logs(one.run.folder)] or subjects:
         wanted = {name: one for name, one in read(subject.run.folder).items() if subject.stage in (None, name)}
         found[subject.name] = found.get(subject.name, {}) | wanted
     return found
