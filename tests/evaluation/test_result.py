@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from quintet.data.corpus import Split
 from quintet.errors import QuintetError
 from quintet.evaluation.metrics import chance_level, metrics_of_ranks
 from quintet.evaluation.ranks import Ranks, ranks_of_matrix
-from quintet.evaluation.result import Result, load_ranks, split_checksum, write_result
+from quintet.evaluation.result import Result, load_ranks, provenance, split_checksum, write_result
 from quintet.evaluation.significance import bootstrap_intervals
 
 
@@ -73,3 +74,13 @@ def test_the_checksum_sees_ids_groups_and_order(make_split: Callable[..., Split]
     assert split_checksum(one) != split_checksum(make_split([0, 1, 2], [0, 2, 1]))
     assert split_checksum(one) != split_checksum(one.take_groups([0, 2, 1]))
     assert split_checksum(one) != split_checksum(one.take_groups([0, 1]))
+
+
+@pytest.mark.parametrize("program", ["/some/where/bin/quintet", "quintet"])
+def test_the_command_is_recorded_without_the_place_of_the_program(
+    program: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", [program, "evaluate", "runs/a b"])
+    assert provenance()["command"] == "quintet evaluate 'runs/a b'"
+    monkeypatch.setattr(sys, "argv", ["benchmarks/flickr8k.py", "--list"])
+    assert provenance()["command"] == "benchmarks/flickr8k.py --list"

@@ -87,7 +87,7 @@ def provenance() -> dict[str, Any]:
     """How this process was started, with what, on what."""
     versions = {"quintet": quintet.__version__, "torch": torch.__version__, "numpy": np.__version__}
     return {
-        "command": shlex.join(sys.argv),
+        "command": _command(),
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": {**versions, "python": platform.python_version()},
         "machine": {
@@ -97,6 +97,12 @@ def provenance() -> dict[str, Any]:
             "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         },
     }
+
+
+def _command() -> str:
+    """As it was typed: an installed program without the folder of the environment that it happens to be in."""
+    program, *arguments = sys.argv or [""]
+    return shlex.join([Path(program).name if Path(program).is_absolute() else program, *arguments])
 
 
 def write_result(path: Path | str, result: Result, **more: Any) -> None:

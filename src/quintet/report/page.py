@@ -125,5 +125,5 @@ tbody tr { border-top: 1px solid var(--line); }
 tr > :first-child { text-align: left; }
 tbody th { font-weight: 600; }
 .wide tbody th { position: sticky; left: 0; background: var(--card); white-space: normal; max-width: 45vw;
-  overflow-wrap: anywhere; }
+  overflow-wrap: break-word; }
 """
