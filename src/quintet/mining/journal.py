@@ -17,6 +17,7 @@ from quintet.files import complete_or_absent, read_json, write_json
 
 FORMAT, VERSION = "quintet-mining-journal", 1
 _NAME = re.compile(r"images-(\d+)-(\d+)\.npz")
+_OWN = re.compile(r"\.?(journal\.json|beginning\.npz|images-\d+-\d+\.npz)(\.[a-z0-9_]{8}\.partial)?")
 
 
 class Journal:
@@ -73,4 +74,10 @@ class Journal:
             raise QuintetError(f"{path} is damaged ({error}); remove it to mine this part again") from None
 
     def remove(self) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
+        remove_journal(self.folder)
+
+
+def remove_journal(folder: Path) -> None:
+    """A folder with a file in it that no journal has stays as it is."""
+    if folder.is_dir() and not folder.is_symlink() and all(_OWN.fullmatch(path.name) for path in folder.iterdir()):
+        shutil.rmtree(folder, ignore_errors=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from quintet.codes import Codes
 from quintet.data.corpus import Corpus, Split, split_checksum
 from quintet.data.negatives import NegativeLists
 from quintet.evaluation.evaluate import encode_split
+from quintet.mining.journal import remove_journal
 from quintet.mining.mine import mine
 from quintet.training.run import Run
 
@@ -47,8 +48,10 @@ def mine_run(
     lists = mine(run.matcher, images, texts, split, device=device, journal=journal, source=source, **options)
     if processes.is_first():
         lists.save(out)
-        for old in out.parent.glob(f".{out.name}.mining-*"):  # also those of minings that were given up
-            shutil.rmtree(old, ignore_errors=True)
+        own = re.compile(re.escape(f".{out.name}.mining-") + "[0-9a-f]{12}")
+        for old in list(out.parent.iterdir()):  # also those of minings that were given up
+            if own.fullmatch(old.name):
+                remove_journal(old)
     processes.barrier()
     return lists
 

@@ -16,7 +16,8 @@ from quintet.search.errors import SearchError, StaleIndex
 from quintet.search.found import Sources, numbered
 from quintet.search.generation import tidy, write_generation
 from quintet.search.items import KINDS, Entry, Item, ItemTable, Kind, Place
-from quintet.search.manifest import Manifest, SegmentRows, describe_run, keep_run, next_generation, writing
+from quintet.search.manifest import Manifest, SegmentRows, describe_run, keep_run, next_generation
+from quintet.search.ownership import check_sources, writing
 from quintet.search.roles import Roles, assign_roles
 from quintet.search.sentences import Sentence, find_sentences
 from quintet.search.sources import find_pictures
@@ -68,6 +69,7 @@ def build_index(
     _check(sources, texts, precision, batch_size)
     own = [Path(run)] if isinstance(run, str | Path) else [Path(each) for each in run]
     index = Path(out).resolve()
+    check_sources(index, [*map(Path, sources), *([] if texts is None else [texts])])
     team = _open_team(own, rerank_with, device, precision)
     with writing(index) as name:
         before = None if overwrite else _before(index, team)

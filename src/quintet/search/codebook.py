@@ -9,7 +9,7 @@ from pathlib import Path
 
 from quintet.search.errors import StaleIndex
 from quintet.search.items import Kind, Place
-from quintet.search.segments import Coded, CodeTable, Segment, SegmentWriter, read_journal
+from quintet.search.segments import SEGMENT_NAME, Coded, CodeTable, Segment, SegmentWriter, read_journal
 from quintet.search.stores import Scalar
 
 MANY_SEGMENTS = 32  # every build adds one
@@ -32,6 +32,8 @@ class Codebook:
     def open(folder: Path, kind: Kind, encoder: str, precision: str) -> Codebook:
         book = Codebook(folder, kind, encoder, precision)
         for place in sorted(folder.glob("*/segment.json")):
+            if not SEGMENT_NAME.fullmatch(place.parent.name):
+                continue
             coded = read_journal(place.parent)
             try:
                 segment = Segment(place.parent, len(coded))
@@ -49,7 +51,8 @@ class Codebook:
         self.rows[segment] = first + len(coded)
 
     def new_segment(self) -> SegmentWriter:
-        taken = [int(path.name.rpartition("-")[2]) for path in self.folder.glob("*-[0-9]*")]
+        names = [SEGMENT_NAME.fullmatch(path.name) for path in self.folder.glob("*")]
+        taken = [int(name[1]) for name in names if name]
         name = f"{self.kind}-{max(taken, default=0) + 1:06}"
         return SegmentWriter(self.folder / name, self.kind, self.encoder, self.precision)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
@@ -14,10 +15,12 @@ from quintet.files import read_json
 from quintet.search.errors import SearchError
 from quintet.search.items import KINDS, Entry, Kind, write_items
 from quintet.search.manifest import Manifest
+from quintet.search.ownership import remove_folder, remove_unused
 from quintet.search.roles import first_vectors
 from quintet.search.segments import CodeTable, Segment
 from quintet.search.store_choice import is_ours, store_address
 from quintet.search.stores import open_store
+from quintet.search.stores.folder import OWN_NAME as STORE_FILE
 
 AT_ONCE = 4096  # vectors given to a store
 
@@ -38,9 +41,8 @@ def write_generation(
 ) -> None:
     """Write items and stores of `manifest`'s generation, then make it the index's own. `old`: items as they were."""
     final = manifest.folder(index)
-    partial = final.with_name(f".{final.name}.partial")
+    partial = final.with_name(f".{final.name}.{secrets.token_hex(4)}.partial")
     try:
-        shutil.rmtree(partial, ignore_errors=True)  # of a build that was killed
         partial.mkdir()
         write_items(partial / "items.sqlite", [entry for kind in KINDS for entry in entries[kind]])
         if manifest.first:
@@ -56,7 +58,7 @@ def write_generation(
             "command again, it resumes"
         ) from error
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        remove_folder(partial, "generation", whole=False)
     if manifest.first and not is_ours(manifest.store):
         _drop_from_engine(manifest, final, entries)
 
@@ -80,7 +82,11 @@ def _write_store(
         mine = {id_: entry for id_, entry in old.items() if entry.item.kind == kind}
         common = len(mine.keys() & wanted.keys())
         if before is not None and before.store == manifest.store and 2 * common > max(len(wanted), len(mine)):
-            shutil.copytree(before.folder(index) / f"store-{kind}", partial / f"store-{kind}")
+            shutil.copytree(
+                before.folder(index) / f"store-{kind}",
+                partial / f"store-{kind}",
+                ignore=lambda _, names: {name for name in names if not STORE_FILE.fullmatch(name)},
+            )
             known = mine
     store = open_store(store_address(manifest.store, partial, kind), manifest.dim, create=not known)
     if not is_ours(manifest.store):
@@ -130,20 +136,10 @@ def _sync(folder: Path) -> None:
 
 def tidy(index: Path, manifest: Manifest, pictures: Sequence[Entry]) -> None:
     """Remove what no generation needs any more. Readers of the old generation keep the files they have open."""
-    segments = {part.name for parts in manifest.segments.values() for part in parts}
-    for pattern, used in (
-        ("generation-*", {manifest.folder(index).name}),
-        ("segments/*", segments),
-        ("runs/*", {run.weights for run in manifest.runs}),
-        ("towers/*", {_tower_of(index / "runs" / run.weights) for run in manifest.runs}),
-    ):
-        for folder in index.glob(pattern):
-            if folder.name not in used:
-                shutil.rmtree(folder, ignore_errors=True)
-    contents = {entry.content for entry in pictures}
-    for path in index.glob("pictures/*/*"):
-        if path.stem not in contents:
-            path.unlink(missing_ok=True)
+    runs = {run.weights for run in manifest.runs}
+    used = {manifest.folder(index).name, *runs, *(_tower_of(index / "runs" / run) for run in runs)}
+    used |= {part.name for parts in manifest.segments.values() for part in parts}
+    remove_unused(index, used, {entry.content for entry in pictures})
 
 
 def _tower_of(run: Path) -> str:

@@ -5,17 +5,17 @@ generation-N/     items.sqlite, and the store of each kind where the store is a 
 segments/         the codes (see `quintet.search.segments`); generations share them
 runs/, towers/    the weights of the runs and of the image towers they see through: the index needs nothing else
 pictures/         pictures that were in tar shards, unpacked
-lock              held while the index is written; readers never wait. Its content is the index's name in engines
+lock              held while the index is written; readers never wait. It says whose it is, and the index's name in
+                  engines
+
+Other files in it are somebody else's (see `quintet.search.ownership`).
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import secrets
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -112,39 +112,6 @@ def _from_json(head: dict[str, Any]) -> Manifest:
     return Manifest(**values)
 
 
-@contextmanager
-def writing(index: Path) -> Iterator[str]:
-    """Hold the index for writing; a second writer is refused at once. Gives a name that no other index has."""
-    try:
-        if (
-            index.is_dir()
-            and any(index.iterdir())
-            and not any((index / own).exists() for own in ("lock", "index.json"))
-        ):
-            raise SearchError(f"{index} is a folder with other things in it; name a new one for the index")
-        index.mkdir(parents=True, exist_ok=True)
-        file = (index / "lock").open("a+", encoding="utf-8")
-    except OSError as error:
-        raise SearchError(f"could not write to {index}: {error.strerror or error}") from error
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise SearchError(
-                f"another process is writing the index {index}; wait for it, or choose another folder"
-            ) from None
-        try:
-            file.seek(0)
-            name = file.read()
-            if not name:
-                name = secrets.token_hex(8)
-                file.write(name)
-                file.flush()
-        except OSError as error:
-            raise SearchError(f"could not write to {index}: {error.strerror or error}") from error
-        yield name
-
-
 def next_generation(index: Path) -> int:
     """A number that no generation has had, whatever became of it."""
     folders = [
@@ -159,12 +126,11 @@ def next_generation(index: Path) -> int:
 def keep_run(index: Path, run: Run, source: Path) -> None:
     """Copy what searching needs of a run into the index. `source`: the path it was opened by."""
     place = index / "runs" / run.weights_checksum
-    if place.is_dir():
+    if (place / "images.json").is_file():
         return
     folder, stage = locate(source)
     weights = folder / "weights.safetensors" if stage is None else folder / "stages" / stage / "selected.safetensors"
-    partial = place.with_name(f".{place.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
+    partial = place.with_name(f".{place.name}.{secrets.token_hex(4)}.partial")
     try:
         partial.mkdir(parents=True)
         for name in ("model.json", "tokenizer.json"):
@@ -178,7 +144,12 @@ def keep_run(index: Path, run: Run, source: Path) -> None:
     tower = run.image_input.get("tower")
     images = run.image_input | ({"tower": tower | {"weights": None}} if tower else {})
     write_json(partial / "images.json", images)
-    partial.rename(place)
+    try:
+        partial.rename(place)
+    except OSError as error:
+        raise SearchError(
+            f"could not put run {folder} at {place}: {error.strerror or error}; move away what is there"
+        ) from error
 
 
 def describe_run(run: Run) -> IndexRun:

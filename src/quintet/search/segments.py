@@ -15,6 +15,7 @@ earlier build's segment, so what is being served is never touched.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import FileIO
@@ -33,6 +34,7 @@ from quintet.search.items import Kind, Place
 
 PARTS = ("embedding", "fragments", "boxes")
 RAGGED = PARTS[1:]
+SEGMENT_NAME = re.compile(r"(?:image|text)-(\d+)")  # what else lies beside the segments is not ours
 STORED = {"float32": torch.int32, "float16": torch.int16, "bfloat16": torch.int16}  # numpy knows no bfloat16: as bits
 ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}
 

@@ -48,7 +48,7 @@ def find_pictures(sources: Sequence[Path], index: Path, *, split: str | None, be
 
 
 def _find_in_folder(found: Sources, source: Path, index: Path, before: Before) -> None:
-    files = list(_walk(source, index))
+    files = list(_walk(source))
     shards = [path for path in files if _is_shard(path)]
     pictures = [path for path in files if path.suffix.lower() in (*PICTURE_SUFFIXES, *OTHER_PICTURES)]
     if shards and not pictures:
@@ -59,12 +59,11 @@ def _find_in_folder(found: Sources, source: Path, index: Path, before: Before) -
         _add_file(found, root, source, path)
 
 
-def _walk(folder: Path, index: Path) -> Iterator[Path]:
-    """Files in a stable order; hidden ones and those of the index itself are passed over."""
+def _walk(folder: Path) -> Iterator[Path]:
+    """Files in a stable order; hidden ones are passed over."""
     for name, folders, files in os.walk(folder):
-        here = Path(name)
-        folders[:] = sorted(each for each in folders if not each.startswith(".") and (here / each).resolve() != index)
-        yield from (here / file for file in sorted(files) if not file.startswith("."))
+        folders[:] = sorted(each for each in folders if not each.startswith("."))
+        yield from (Path(name) / file for file in sorted(files) if not file.startswith("."))
 
 
 def _is_shard(path: Path) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from quintet.files import complete_or_absent
 
 SIZES = (160, 320, 640, 1600)  # pixels of the longer side; a fixed few, so that nobody fills the cache with others
 TYPES = {".jpg": "image/jpeg", ".png": "image/png"}
+_NAME = re.compile(r"quintet-[0-9a-f]{32}\.(jpg|png)")  # other files of the folder are not ours to drop
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,7 @@ class Thumbnails:
         """The picture shrunk to fit into size x size, upright; a smaller one keeps its size."""
         tag = _tag(picture, size)
         for suffix, media_type in TYPES.items():
-            name = tag + suffix
+            name = _name(tag, suffix)
             if name in self._sizes:
                 data = self._read(name)
                 if data is not None:
@@ -58,7 +60,7 @@ class Thumbnails:
         data, suffix = _shrunk(picture, size, self._max_pixels)
         with self._lock:
             self.made += 1
-        self._write(tag + suffix, data)
+        self._write(_name(tag, suffix), data)
         return Thumbnail(data, TYPES[suffix], tag)
 
     def _read(self, name: str) -> bytes | None:
@@ -101,8 +103,12 @@ class Thumbnails:
 def _kept(folder: Path) -> Iterator[tuple[os.stat_result, str]]:
     for path in folder.glob("*") if folder.is_dir() else ():
         with suppress(FileNotFoundError):  # another server, which uses the same folder, has just dropped it
-            if path.suffix in TYPES:
+            if _NAME.fullmatch(path.name) and path.is_file() and not path.is_symlink():
                 yield path.stat(), path.name
+
+
+def _name(tag: str, suffix: str) -> str:
+    return f"quintet-{tag}{suffix}"
 
 
 def _tag(picture: Path, size: int) -> str:

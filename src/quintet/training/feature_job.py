@@ -30,6 +30,10 @@ from quintet.errors import CorpusError
 from quintet.files import read_json, write_json, write_synced
 
 Dtype = Literal["float16", "float32"]
+OWN_FILES = (
+    *("settings.json", "features.npy", "boxes.npy", "journal.jsonl", "skipped.json"),
+    *("manifest.json", "ids.json", "rows.npy"),
+)
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,7 @@ class FeatureJob:
         self.skipped: list[Skipped] = []
 
     def __enter__(self) -> FeatureJob:
+        _check_replaceable(self.folder)
         self.partial.mkdir(parents=True, exist_ok=True)
         self.journal = (self.partial / "journal.jsonl").open("ab+", buffering=0)
         try:
@@ -150,8 +155,16 @@ class FeatureJob:
             tower=self.settings["tower"],
         )
         if self.folder.exists():  # --overwrite: the old features stay until the new ones are whole
+            _check_replaceable(self.folder)
             shutil.rmtree(self.folder)
         self.partial.rename(self.folder)
+
+
+def _check_replaceable(folder: Path) -> None:
+    """Features may give way to new ones; files that an extraction does not make may not."""
+    others = sorted(path.name for path in folder.iterdir() if path.name not in OWN_FILES) if folder.is_dir() else []
+    if others:
+        raise CorpusError(f"{folder} holds {others[0]!r}, which no extraction makes; move it, or give another name")
 
 
 def finished_features(folder: Path, settings: dict[str, Any]) -> list[Skipped]:

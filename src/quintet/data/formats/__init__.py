@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import filecmp
 import inspect
+import os
 import shutil
 import typing
 from collections.abc import Callable
@@ -15,6 +17,7 @@ from typing import Any
 from quintet.data.corpus import Corpus, Image
 from quintet.data.formats.assembly import picture_name
 from quintet.errors import CorpusError, suggest
+from quintet.files import complete_or_absent
 
 
 @dataclass(frozen=True)
@@ -130,7 +133,7 @@ def import_corpus(
         (out / "corpus.json").unlink(missing_ok=True)  # from here on the folder counts as unfinished
         parsed["out"] = out
     corpus = chosen.read(source, **parsed)
-    place = _copier(out) if copy else _pointer(out)
+    place = _copier(out, overwrite) if copy else _pointer(out)
     images = [image if image.path is None else place(image, corpus.picture(image)) for image in corpus.images]
     Corpus(name or corpus.name, images, corpus.texts, corpus.splits, out, corpus.notes).save(out)
     return Corpus.open(out)
@@ -156,15 +159,18 @@ def _pointer(out: Path) -> Callable[[Image, Path], Image]:
     return point
 
 
-def _copier(out: Path) -> Callable[[Image, Path], Image]:
+def _copier(out: Path, overwrite: bool) -> Callable[[Image, Path], Image]:
     taken: set[str] = set()
 
     def copy(image: Image, path: Path) -> Image:
         target = PurePosixPath("pictures") / picture_name(image.id, path.suffix, taken)
         place = out / target
-        place.parent.mkdir(parents=True, exist_ok=True)
-        if not (place.exists() and place.samefile(path)):
-            shutil.copyfile(path, place)
+        if place.exists() and (place.samefile(path) or filecmp.cmp(place, path, shallow=False)):
+            return replace(image, path=str(target))
+        if os.path.lexists(place) and not overwrite:
+            raise CorpusError(f"{place} is in the way of a picture to be copied; move it, or choose another folder")
+        with complete_or_absent(place) as temporary:
+            shutil.copyfile(path, temporary)
         return replace(image, path=str(target))
 
     return copy

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -18,6 +19,10 @@ from quintet.data.scenes.scene import Scene, family
 from quintet.data.scenes.sentences import sentences
 from quintet.errors import CorpusError
 
+# What is replaced by overwriting: a corpus of scenes, and features of it.
+_OWN_FILE = re.compile(
+    r"(corpus|splits)\.json|(images|texts)\.jsonl|pictures/(train|dev|test)-\d+\.png|features/[^/]+/[^/]+\.(npy|jsonl?)"
+)
 SMALLEST = 32  # pixels; below this a small thing has no shape
 # Held-out scenes are drawn first and are never drawn again, so they do not depend on how many are trained on.
 SPLITS = ("test", "dev", "train")
@@ -76,6 +81,10 @@ def _check_place(out: Path, overwrite: bool) -> None:
             raise CorpusError(f"{out} exists and is not an empty folder; choose another")
         if not overwrite:
             raise CorpusError(f"{out} already holds a corpus; choose another folder, or allow overwriting it")
+        for path in sorted(out.rglob("*")):
+            name = path.relative_to(out).as_posix()
+            if path.is_symlink() or not (path.is_dir() or _OWN_FILE.fullmatch(name)):
+                raise CorpusError(f"{path} is not of generated scenes and would be lost; move it away")
 
 
 def _move(new: Path, place: Path, old: Path) -> None:

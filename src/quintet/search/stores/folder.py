@@ -11,6 +11,7 @@ A reader sees the state at its opening. The exact and the FAISS store read each 
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -30,6 +31,8 @@ from quintet.search.stores.where import Scalar, Where
 
 FORMAT, VERSION = "quintet-store", 1
 MANIFEST = "store.json"
+OWN_NAME = re.compile(r"lock|store\.json|vectors-\d+\.f32|items-\d+\.safetensors|index-\d+\.faiss")
+_PARTIAL = re.compile(rf"\.(?:{OWN_NAME.pattern})\.[a-z0-9_]{{8}}\.partial")  # of a writer that was killed
 DEAD = 0.5  # above this share of dead rows the vectors are written anew
 PENDING = 100_000  # new items that are kept as they came, before they go into the table, which is smaller
 COPY = 16_384  # rows at a time
@@ -159,8 +162,11 @@ class FolderStore:
             raise StoreError(f"to create the store {self.folder}, say how many numbers a vector has (dim)")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
+            there = [path.name for path in self.folder.iterdir()]
         except OSError as error:
             raise StoreError(f"cannot make the folder {self.folder}: {error.strerror or error}") from error
+        if not all(OWN_NAME.fullmatch(name) or _PARTIAL.fullmatch(name) for name in there):
+            raise StoreError(f"{self.folder} is a folder with other things in it; name a new or empty one")
         lock = WriterLock(self.folder)
         if not (self.folder / MANIFEST).exists():  # nobody was quicker
             VectorWriter(self.folder / "vectors-0.f32", 0, dim).close()
@@ -227,10 +233,11 @@ class FolderStore:
         """Remove what no manifest names: earlier generations, and what killed writers left."""
         manifest = self._manifest
         used = {manifest["vectors"], manifest["items"], manifest["engine"].get("file")}
-        for pattern in ("vectors-*.f32", "items-*.safetensors", "index-*.faiss", ".*.partial"):
-            for path in self.folder.glob(pattern):
-                if path.name not in used:
-                    path.unlink(missing_ok=True)
+        used |= {MANIFEST, "lock"}
+        for path in list(self.folder.iterdir()):
+            own = OWN_NAME.fullmatch(path.name) or _PARTIAL.fullmatch(path.name)
+            if own and path.name not in used and path.is_file():
+                path.unlink(missing_ok=True)
 
     def _open_or_raise(self) -> None:
         if self._closed:

@@ -27,6 +27,9 @@ class WriterLock:
                 f"the store {folder} is being written by another process (number {holder}); "
                 "wait until it ends, or write to another folder"
             ) from None
+        if os.read(self._file, 40).strip(b"0123456789\n"):
+            os.close(self._file)
+            raise StoreError(f"{path} is not the lock of a store and was left as it is; name another folder")
         os.truncate(self._file, 0)
         os.pwrite(self._file, f"{os.getpid()}\n".encode(), 0)
 
