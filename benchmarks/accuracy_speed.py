@@ -5,8 +5,8 @@
     ... --flickr8k --out benchmarks/results/accuracy_speed_flickr8k_h200.json
     ... --flickr8k --from benchmarks/results/accuracy_speed_flickr8k_h200.json --figure docs/images/accuracy_speed
 
-Measured with random weights on random features, which costs the same as trained ones: encoding all pictures from their
-features, encoding all sentences, and scoring every pair in float32 (a matcher's own half precision is an override, as
+Measured with random weights on random features, which costs the same as trained ones: encoding all images from their
+features, encoding all texts, and scoring every pair in float32 (a matcher's own half precision is an override, as
 in "mmca-f30k matcher.precision=bfloat16"). The networks that make the features are not part of it. Accuracies are read
 from the result files of `quintet evaluate`, by recipe; of several files the mean. --flickr8k takes the methods of
 `benchmarks/flickr8k.py` that read one tower, with that grid's result files, or of a method that it has not measured
@@ -69,7 +69,7 @@ def build(recipe: str, region_dim: int) -> Any:
 
 
 class Inputs:
-    """Pictures and sentences in batches."""
+    """Images and texts in batches."""
 
     def __init__(self, options: argparse.Namespace, device: torch.device) -> None:
         generator = torch.Generator().manual_seed(options.seed)
@@ -185,7 +185,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--texts", type=int, default=5000)
     parser.add_argument("--regions", type=int, default=36)
     parser.add_argument("--region-dim", type=int, help="2048, or with --flickr8k 1280")
-    parser.add_argument("--words", type=int, default=24, help="tokens of the longest sentence; the shortest has 8")
+    parser.add_argument("--words", type=int, default=24, help="tokens of the longest text; the shortest has 8")
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--limit", type=float, default=240.0, help="seconds after which no further matcher is begun")
     parser.add_argument("--seed", type=int, default=0)

@@ -23,9 +23,9 @@ from quintet.data.corpus import Corpus
 from quintet.evaluation.evaluate import evaluate_matcher
 from quintet.evaluation.result import provenance
 from quintet.files import read_json, read_jsonl, write_json
-from quintet.training.devices import pick_device
+from quintet.runs.devices import pick_device
+from quintet.runs.run import open_run
 from quintet.training.recipe import load_recipe
-from quintet.training.run import open_run
 
 
 def train(options: argparse.Namespace, seed: int) -> Path:

@@ -1,4 +1,4 @@
-"""Throughput of Dual-Path's two CNNs, in pictures and sentences per second, beside the floor that its operations set.
+"""Throughput of Dual-Path's two CNNs, in images and texts per second, beside the floor that its operations set.
 
     python benchmarks/dual_path.py --device cuda --out benchmarks/results/dual_path.json
 
@@ -62,7 +62,7 @@ def peak_of(device: torch.device, precision: str, given: float | None) -> float 
     return next((rates[precision] for part, rates in PEAKS.items() if part in name), None)
 
 
-def pictures(count: int, device: torch.device) -> ImageBatch:
+def images(count: int, device: torch.device) -> ImageBatch:
     return ImageBatch(pixels=torch.randn(count, 3, 224, 224)).to(device)
 
 
@@ -88,7 +88,7 @@ def stage_two(matcher: DualPath, options: argparse.Namespace, device: torch.devi
     optimizer = torch.optim.SGD(parameters, lr=1e-3, momentum=0.9)
     rows = torch.arange(options.pairs, device=device)
     texts = sentences(options.pairs, options.length, device)
-    batch = PairBatch(pictures(options.pairs, device), texts, rows, rows, rows, rows)
+    batch = PairBatch(images(options.pairs, device), texts, rows, rows, rows, rows)
 
     def call() -> None:
         step = Step(matcher, batch, Progress())
@@ -135,7 +135,7 @@ def measure(
     if mode == "step":
         call = stage_two(matcher, options, device)
     else:
-        inputs = pictures(count, device) if kind == "image" else sentences(count, options.length, device)
+        inputs = images(count, device) if kind == "image" else sentences(count, options.length, device)
         forward = encoding(matcher, kind, inputs)
 
         def call() -> None:
@@ -170,7 +170,7 @@ def measure(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--batch", type=int, default=128, help="pictures in a batch; four times as many sentences")
+    parser.add_argument("--batch", type=int, default=128, help="images in a batch; four times as many texts")
     parser.add_argument("--pairs", type=int, default=32, help="in a step")
     parser.add_argument("--tower", default="resnet50")
     parser.add_argument("--text-layout", default="resnet50")

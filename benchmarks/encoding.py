@@ -1,7 +1,7 @@
-"""Pictures a second when an index is built, against the bare image tower on pixels that are ready.
+"""Images a second when an index is built, against the bare image tower on pixels that are ready.
 
     python benchmarks/encoding.py                                   # efficientnet-lite0, generated photographs
-    python benchmarks/encoding.py --pictures ~/Pictures --device cuda --batch-size 128
+    python benchmarks/encoding.py --images ~/Images --device cuda --batch-size 128
 
 The index reads files, hashes, decodes, resizes, runs the tower and a matcher on its features, and writes codes and the
 table of items. The bare tower runs alone on a tensor. Both on the same device with the same batch, in this one run.
@@ -22,15 +22,15 @@ from PIL import Image
 
 from quintet.data.vocabulary import WordVocabulary
 from quintet.evaluation.result import provenance
+from quintet.features.extractor import FeatureExtractor
 from quintet.files import write_json
 from quintet.models import create_model
+from quintet.runs.devices import pick_device
+from quintet.runs.run import write_run
 from quintet.search.build import build_index
-from quintet.training.devices import pick_device
-from quintet.training.extractor import FeatureExtractor
-from quintet.training.run import write_run
 
 RESULTS = Path(__file__).parent / "results"
-PHOTOGRAPH = (1024, 768)  # pixels of a generated picture
+PHOTOGRAPH = (1024, 768)  # pixels of a generated image
 
 
 def generate(folder: Path, count: int) -> None:
@@ -57,7 +57,7 @@ def make_run(folder: Path, tower: str) -> None:
 
 
 def bare_tower(tower: str, device: str, batch_size: int, count: int) -> float:
-    """Pictures a second of the tower alone."""
+    """Images a second of the tower alone."""
     extractor = FeatureExtractor.create(tower, device=device)
     pixels = torch.randn(batch_size, 3, *extractor.preprocess.size, device=extractor.device)
     extractor.features(pixels)  # warm up
@@ -72,7 +72,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tower", default="efficientnet-lite0")
     parser.add_argument("--pictures", type=Path, help="a folder of your own instead of generated ones")
-    parser.add_argument("--count", type=int, default=400, help="generated pictures")
+    parser.add_argument("--count", type=int, default=400, help="generated images")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--workers", type=int, default=4)
@@ -81,22 +81,22 @@ def main() -> None:
     device = str(pick_device(arguments.device))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        pictures = arguments.pictures
-        if pictures is None:
-            pictures = folder / "pictures"
-            pictures.mkdir()
-            generate(pictures, arguments.count)
+        images = arguments.images
+        if images is None:
+            images = folder / "pictures"
+            images.mkdir()
+            generate(images, arguments.count)
         make_run(folder / "run", arguments.tower)
         options: dict[str, Any] = {"device": device, "batch_size": arguments.batch_size, "workers": arguments.workers}
-        report = build_index(folder / "run", [pictures], folder / "index", **options)
+        report = build_index(folder / "run", [images], folder / "index", **options)
     bare = bare_tower(arguments.tower, device, arguments.batch_size, report.encoded)
     ours = report.encoded / report.seconds
     found = {
         "benchmark": "encoding",
         "tower": arguments.tower,
         "pictures": report.encoded,
-        "generated": arguments.pictures is None,
-        "picture_size": PHOTOGRAPH if arguments.pictures is None else None,
+        "generated": arguments.images is None,
+        "picture_size": PHOTOGRAPH if arguments.images is None else None,
         "device": torch.cuda.get_device_name() if device.startswith("cuda") else "cpu",
         "batch_size": arguments.batch_size,
         "workers": arguments.workers,
@@ -105,7 +105,7 @@ def main() -> None:
         "share_of_bare_tower": ours / bare,
         "provenance": provenance(),
     }
-    print(f"index {ours:.1f} pictures/s, bare tower {bare:.1f} pictures/s: {100 * ours / bare:.0f} %")
+    print(f"index {ours:.1f} images/s, bare tower {bare:.1f} images/s: {100 * ours / bare:.0f} %")
     write_json(arguments.out or RESULTS / f"encoding_{device.partition(':')[0]}.json", found)
 
 

@@ -18,8 +18,8 @@ import torch
 
 from quintet.evaluation.result import provenance
 from quintet.files import read_jsonl, write_json
+from quintet.runs.devices import pick_device
 from quintet.training import stages
-from quintet.training.devices import pick_device
 from quintet.training.logs import Silent
 from quintet.training.recipe import load_recipe
 from quintet.training.recipe_models import Recipe

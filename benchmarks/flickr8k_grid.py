@@ -277,7 +277,7 @@ TRIALS = (
 )
 
 
-# Small enough for two processor cores. HREM: an epoch visits each picture once, a quarter of the parameters. Dual-Path:
+# Small enough for two processor cores. HREM: an epoch visits each image once, a quarter of the parameters. Dual-Path:
 # its image CNN is fixed in both stages, so its features are computed once.
 SMALL = (
     *SEEN,

@@ -27,13 +27,13 @@ from quintet.evaluation.result import provenance
 from quintet.evaluation.scoring import Member
 from quintet.files import read_json, write_json
 from quintet.mining.run import mine_run
+from quintet.runs.devices import pick_device
+from quintet.runs.run import Run, open_run, read_head
 from quintet.training import stages
 from quintet.training.build import open_data
-from quintet.training.devices import pick_device
 from quintet.training.logs import Silent
 from quintet.training.recipe import load_recipe
 from quintet.training.recipe_models import Recipe
-from quintet.training.run import Run, open_run, read_head
 from quintet.training.studies import STUDIES
 from quintet.training.studies.measure import training_seconds
 

@@ -61,7 +61,7 @@ def make_split(images: int, texts: int) -> Split:
     split = Split(
         "train",
         [Image(f"i{name}", name) for name in names],
-        [Text(f"t{row}", names[group], f"sentence {row}") for row, group in enumerate(text_groups)],
+        [Text(f"t{row}", names[group], f"text {row}") for row, group in enumerate(text_groups)],
         names,
         np.arange(images),
         text_groups,

@@ -4,7 +4,7 @@
     PYTHONPATH=src python benchmarks/mmca.py --device cpu --out benchmarks/results/mmca_cpu.json
 
 What matters most comes first, and the file is written anew after every row, so that a run that is cut short leaves what
-it has; nothing is begun after --limit seconds. In order: the size of a block is tuned on a part of the sentences; all
+it has; nothing is begun after --limit seconds. In order: the size of a block is tuned on a part of the texts; all
 pairs in bfloat16, with mixed lengths and with the greatest; all pairs in float32, with TF32 products and without; a
 training step (scores of the batch, hinge loss of the hardest negatives, backward) with its peak memory; the naive ways
 on a sample of pairs, multiplied up: each pair as a joint sequence of its own, alone or many at once, queries, keys and
@@ -29,8 +29,7 @@ from quintet.files import write_json
 from quintet.layers.normalize import l2norm
 from quintet.layers.text_cnn import TextCNN
 from quintet.layers.transformer_unit import TransformerUnit
-from quintet.scores.joint_attention import JointScorer
-from quintet.scores.joint_tokens import joint_tokens
+from quintet.scores.joint_attention import JointScorer, joint_tokens
 
 BUDGETS = {"cuda": (512 << 20, 2 << 30, 8 << 30), "cpu": (16 << 20, 64 << 20)}
 WAYS = ("bfloat16", "tf32", "float32")  # of the work of a pair; tf32: float32 with products on tensor cores
@@ -113,7 +112,7 @@ def matmul_rate(way: str, device: str) -> float:
 
 
 class Data:
-    """Items of the benchmark and their codes; `ragged`: sentences of eight words up to the greatest number."""
+    """Items of the benchmark and their codes; `ragged`: texts of eight words up to the greatest number."""
 
     def __init__(self, options: argparse.Namespace, images: int, texts: int, ragged: bool) -> None:
         torch.manual_seed(options.seed)
@@ -142,7 +141,7 @@ class Data:
 
 @torch.no_grad()
 def tune(record: Record, options: argparse.Namespace) -> int:
-    """The quickest of some block sizes, on a tenth of the sentences."""
+    """The quickest of some block sizes, on a tenth of the texts."""
     data = Data(options, options.images, options.texts, ragged=True)
     codes = data.encode(max(1, options.texts // 10))
     found: dict[int, float] = {}

@@ -5,7 +5,7 @@
 
 `latency` times the whole second stage of one query: regions of the candidates read from the index's files (bfloat16,
 memory-mapped), scored, sorted; the limit is 150 ms on two cores. `quality` indexes a split, asks with every caption (or
---queries of them) and writes for each K the recalls of sentence to picture and the time of a query, end to end, with a
+--queries of them) and writes for each K the recalls of text to image and the time of a query, end to end, with a
 plot (needs matplotlib). Results go to benchmarks/results/rerank_latency.json and rerank_quality.json.
 """
 

@@ -67,7 +67,7 @@ MMCA = PaperTable(
         "scan-i2t-online": (67.4, 48.6),
         "vse-avg-online": (52.9, 39.6),
     },
-    "The paper has one row of SCAN, and VSE++ from whole pictures; here all read the same features.",
+    "The paper has one row of SCAN, and VSE++ from whole images; here all read the same features.",
 )
 HREM = PaperTable(
     "HREM, Table 3a: with and without relations among samples",
@@ -193,7 +193,7 @@ CLAIMS = (
     ),
     Claim(
         "The methods earn something over small heads on frozen towers",
-        "No paper's claim: two-layer heads over the frozen tower and a frozen sentence encoder",
+        "No paper's claim: two-layer heads over the frozen tower and a frozen text encoder",
         tuple(
             (name, "heads")
             for name in (

@@ -64,7 +64,7 @@ PAGES = {
 HEAD = """# {title}
 
 Written by `benchmarks/results_page.py` from the files under `benchmarks/results/{grid}/`, one per run, each with its
-command, recipe, seed, device and versions. Test split, {images:,} pictures and {texts:,} sentences; every epoch was
+command, recipe, seed, device and versions. Test split, {images:,} images and {texts:,} texts; every epoch was
 selected on the validation split. {done} of {total} rows of the grid are measured, on {devices}.
 {about}
 
@@ -90,7 +90,7 @@ CLAIMS_HEAD = """
 
 Each claim is an ordering. Differences in rsum are taken seed by seed, better minus worse as the paper has it; *above 0*
 counts the pairs of runs that agree with the paper. Two 95 % intervals: *over seeds* (Student's t over the seeds' means:
-would other seeds show it?) and *over queries* (paired bootstrap over test groups: would other pictures?).
+would other seeds show it?) and *over queries* (paired bootstrap over test groups: would other images?).
 **Confirmed** means that both lie above 0, **not confirmed** that both lie below 0, so that the opposite was measured.
 Everything else is **inconclusive**: the difference is small, or so few seeds scatter so much that even the sign of a
 large one is not certain.

@@ -4,8 +4,8 @@
 
 Every size is built in one process and searched in another, which serves as a server would; its resident memory is read
 after its own queries, before bare FAISS is brought in. Queries to the one and the other take turns. Vectors are unit
-vectors around random centres. At last the whole way is timed, from a sentence to the items of the index, with an
-untrained VSE++, in turns with its encoding of the sentence and bare FAISS. The file is written after every size.
+vectors around random centres. At last the whole way is timed, from a text to the items of the index, with an
+untrained VSE++, in turns with its encoding of the text and bare FAISS. The file is written after every size.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from quintet.data.vocabulary import WordVocabulary
 from quintet.evaluation.result import provenance
 from quintet.files import read_json, write_json
 from quintet.models import create_model
+from quintet.runs.run import open_run, write_run
 from quintet.search.items import Entry, Item, Place, write_items
 from quintet.search.manifest import Manifest, describe_run, keep_run
 from quintet.search.searcher import Searcher
 from quintet.search.stores import file_address, open_store, parse_where
-from quintet.training.run import open_run, write_run
 
 BLOCK = 10_000
 CENTRES, SPREAD = 2000, 0.9
 WORDS = [f"word{number}" for number in range(5000)]
-SENTENCE = 12  # words
+TEXT = 12  # words
 STORE = Path("generation-1") / "store-image"  # below the index
 RATIO, GIBIBYTES = 1.3, 3.0  # what is asked: times bare FAISS, and for a million of 512 numbers
 
@@ -85,7 +85,7 @@ def build(index: Path, size: int, dim: int, kind: str | None, seed: int) -> dict
 
 
 def make_index_around(index: Path, size: int, dim: int, kind: str) -> None:
-    """What a search needs besides the store: the items, and a matcher that reads sentences."""
+    """What a search needs besides the store: the items, and a matcher that reads texts."""
     entries = (
         Entry(Item(item_id(n), "image", f"{n}.jpg", 0, metadata=make_metadata(n)), Place(0, n), item_id(n), "")
         for n in range(size)
@@ -153,9 +153,9 @@ def bare_faiss(folder: Path, dim: int, k: int) -> Callable[[np.ndarray], np.ndar
 
 
 def end_to_end(index: Path, dim: int, queries: int, k: int) -> dict[str, Any]:
-    """From a sentence to the items found, in turns with the least it could cost: the sentence's encoding and FAISS."""
+    """From a text to the items found, in turns with the least it could cost: the text's encoding and FAISS."""
     chance = random.Random(0)
-    sentences = [" ".join(chance.choices(WORDS, k=SENTENCE)) for _ in range(queries)]
+    texts = [" ".join(chance.choices(WORDS, k=TEXT)) for _ in range(queries)]
     bare = bare_faiss(index / STORE, dim, k)
     with Searcher.open(index, device="cpu") as searcher:
 
@@ -167,10 +167,10 @@ def end_to_end(index: Path, dim: int, queries: int, k: int) -> dict[str, Any]:
             assert codes.embedding is not None
             return bare(codes.embedding.numpy())
 
-        for sentence in sentences[:20]:
+        for sentence in texts[:20]:
             ours(sentence)
             least(sentence)
-        pairs = [(milliseconds(ours, sentence), milliseconds(least, sentence)) for sentence in sentences]
+        pairs = [(milliseconds(ours, sentence), milliseconds(least, sentence)) for sentence in texts]
     whole, floor = [one for one, _ in pairs], [other for _, other in pairs]
     return {
         "end_to_end": percentiles(whole),

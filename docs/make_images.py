@@ -7,10 +7,9 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
 
-from quintet.data.scenes.chance import generator
+from quintet.data.scenes.captions import sentences
 from quintet.data.scenes.render import draw
-from quintet.data.scenes.scene import Scene, family
-from quintet.data.scenes.sentences import sentences
+from quintet.data.scenes.scene import Scene, family, generator
 
 IMAGES = Path(__file__).parent / "images"
 COLUMNS, SIDE, GAP, CAPTION = 4, 200, 20, 78  # pixels

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from quintet.errors import QuintetError
-from quintet.files import complete_or_absent, read_json, read_jsonl, write_json, write_jsonl, write_text
+from quintet.files import atomic_write, read_json, read_jsonl, write_json, write_jsonl, write_text
 
 
 def test_a_file_appears_when_it_is_complete(tmp_path: Path) -> None:
     path = tmp_path / "new" / "file.txt"
-    with complete_or_absent(path) as temporary:
+    with atomic_write(path) as temporary:
         temporary.write_text("half")
         assert not path.exists()
         assert temporary.parent == path.parent  # a rename across disks would not be one step
@@ -22,7 +22,7 @@ def test_a_file_appears_when_it_is_complete(tmp_path: Path) -> None:
 
 
 def write_and_fail(path: Path, error: BaseException) -> None:
-    with complete_or_absent(path) as temporary:
+    with atomic_write(path) as temporary:
         temporary.write_text("new")
         raise error
 
@@ -47,7 +47,7 @@ def test_a_full_disk_is_reported_and_the_old_file_survives(tmp_path: Path) -> No
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
 def test_a_really_full_device(tmp_path: Path) -> None:
-    with pytest.raises(QuintetError, match="could not write"), complete_or_absent(tmp_path / "file.txt"):
+    with pytest.raises(QuintetError, match="could not write"), atomic_write(tmp_path / "file.txt"):
         Path("/dev/full").write_text("x")
     assert list(tmp_path.iterdir()) == []
 

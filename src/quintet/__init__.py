@@ -1,4 +1,4 @@
-"""Quintet: match pictures and sentences.
+"""Quintet: match images and texts.
 
 >>> import quintet
 >>> "vse++" in quintet.list_models()
@@ -21,8 +21,8 @@ _PUBLIC = {
     "QuintetError": "quintet.errors",
     "create_model": "quintet.models",
     "list_models": "quintet.models",
-    "load": "quintet.training.run",
-    "open_run": "quintet.training.run",
+    "load": "quintet.runs.run",
+    "open_run": "quintet.runs.run",
 }
 
 if TYPE_CHECKING:
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from quintet.errors import QuintetError as QuintetError
     from quintet.models import create_model as create_model
     from quintet.models import list_models as list_models
-    from quintet.training.run import load as load
-    from quintet.training.run import open_run as open_run
+    from quintet.runs.run import load as load
+    from quintet.runs.run import open_run as open_run
 
 __all__ = [*_PUBLIC, "__version__"]
 

@@ -1,4 +1,4 @@
-"""`Codes`: what a matcher keeps of n pictures or n sentences."""
+"""`Codes`: what a matcher keeps of n images or n texts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from quintet.errors import QuintetError
-from quintet.files import complete_or_absent
+from quintet.files import atomic_write
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Codes:
     embedding: Tensor | None = None  # (n, d)
     fragments: Tensor | None = None  # (n, L, d)
     mask: Tensor | None = None  # (n, L) bool, True where a fragment is real; None: all are
-    boxes: Tensor | None = None  # (n, L, 4) left, top, right, bottom in 0..1, where fragments are picture regions
+    boxes: Tensor | None = None  # (n, L, 4) left, top, right, bottom in 0..1, where fragments are image regions
 
     def __post_init__(self) -> None:
         sizes = {name: len(tensor) for name, tensor in self.tensors().items()}
@@ -115,7 +115,7 @@ class Codes:
 
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.tensors().items()}
         try:
-            with complete_or_absent(path) as temporary:
+            with atomic_write(path) as temporary:
                 save_file(tensors, temporary, metadata={"format": "quintet-codes"})
         except SafetensorError as error:
             raise QuintetError(f"could not write {path}: {error}; what stood there before is unchanged") from error

@@ -14,8 +14,8 @@ class CorpusError(QuintetError):
     """A corpus, a feature file or a source of either is not as it should be."""
 
 
-class PictureError(QuintetError):
-    """A picture cannot be read."""
+class ImageError(QuintetError):
+    """An image cannot be read."""
 
 
 class RecipeError(QuintetError):
@@ -31,7 +31,7 @@ class TrainingError(QuintetError):
 
 
 def suggest(name: str, valid: Iterable[str]) -> str:
-    """A sentence that names the nearest valid spelling, or all of them when none is near.
+    """A text that names the nearest valid spelling, or all of them when none is near.
 
     >>> suggest("scna", ["scan", "bfan"])
     "did you mean 'scan'?"

@@ -19,7 +19,7 @@ os.umask(_UMASK)
 
 
 @contextmanager
-def complete_or_absent(path: Path | str) -> Iterator[Path]:
+def atomic_write(path: Path | str) -> Iterator[Path]:
     """Yield a temporary path in the same folder; on success it replaces `path`, on any failure it is removed.
 
     A crash, a kill or a full disk while writing leaves an earlier file at `path` untouched.
@@ -66,7 +66,7 @@ def write_synced(file: FileIO, data: bytes) -> None:
 
 
 def write_text(path: Path | str, text: str) -> None:
-    with complete_or_absent(path) as temporary:
+    with atomic_write(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
@@ -85,7 +85,7 @@ def read_json(path: Path | str) -> Any:
 
 
 def write_jsonl(path: Path | str, rows: Iterable[dict[str, Any]]) -> None:
-    with complete_or_absent(path) as temporary, temporary.open("w", encoding="utf-8") as file:
+    with atomic_write(path) as temporary, temporary.open("w", encoding="utf-8") as file:
         for row in rows:
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
 

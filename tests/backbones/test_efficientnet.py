@@ -51,7 +51,7 @@ def test_pretrained_features_are_those_of_the_reference(
 
 def test_it_sees_dogs(shared: Path) -> None:
     """With the classifier of its own file, on photographs whose five captions all say "dog", or none does."""
-    from quintet.data.pictures import open_picture
+    from quintet.data.images import open_image
 
     folder = shared / "flickr8k"
     if not folder.is_dir():
@@ -61,7 +61,7 @@ def test_it_sees_dogs(shared: Path) -> None:
     head = read_weights(_packaged_weights("efficientnet-lite0", TOWERS["efficientnet-lite0"]))
     shares = []
     for names in dogs_and_others(folder):
-        pixels = torch.stack([view(open_picture(folder / "images" / name)) for name in names[:10]])
+        pixels = torch.stack([view(open_image(folder / "images" / name)) for name in names[:10]])
         with torch.no_grad():
             top = (tower.pooled(pixels) @ head["_fc.weight"].T + head["_fc.bias"]).argmax(1)
         shares.append(((top >= 151) & (top <= 275)).float().mean().item())  # ImageNet's dogs and their relatives

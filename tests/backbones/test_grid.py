@@ -23,7 +23,7 @@ def test_each_pooled_cell_is_the_mean_of_what_its_box_covers(grid: tuple[int, in
 
 
 @given(grid=sides, cells=sides)
-def test_boxes_cover_the_picture(grid: tuple[int, int], cells: tuple[int, int]) -> None:
+def test_boxes_cover_the_image(grid: tuple[int, int], cells: tuple[int, int]) -> None:
     boxes = cell_boxes(grid, cells)
     assert boxes.dtype == np.float32
     assert (boxes[:, :2] < boxes[:, 2:]).all()

@@ -128,9 +128,9 @@ def test_pixels_are_what_the_models_own_processor_makes() -> None:
         processor = own(**{key: value for key, value in VIT_CONFIG.items() if key != "image_processor_type"})
     except ImportError as error:
         pytest.skip(f"the model's own processor cannot run here: {error}")
-    picture = Image.effect_noise((50, 40), 80).convert("RGB")
-    wanted = torch.as_tensor(processor(picture, return_tensors="np")["pixel_values"][0])
-    assert torch.allclose(preprocess_from_config(VIT_CONFIG)(picture), wanted, atol=1e-4)
+    image = Image.effect_noise((50, 40), 80).convert("RGB")
+    wanted = torch.as_tensor(processor(image, return_tensors="np")["pixel_values"][0])
+    assert torch.allclose(preprocess_from_config(VIT_CONFIG)(image), wanted, atol=1e-4)
 
 
 def test_errors_say_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

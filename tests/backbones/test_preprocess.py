@@ -19,35 +19,35 @@ def noise(width: int, height: int) -> Image.Image:
 
 
 def test_values_are_normalised_as_written_out_by_hand() -> None:
-    picture = noise(8, 8)
+    image = noise(8, 8)
     preprocess = Preprocess((8, 8), crop="squeeze", mean=(0.1, 0.2, 0.3), std=(0.5, 0.6, 0.7))
-    bytes_ = np.asarray(picture)
+    bytes_ = np.asarray(image)
     for channel in range(3):
         expected = (bytes_[..., channel] / 255 - preprocess.mean[channel]) / preprocess.std[channel]
-        assert torch.allclose(preprocess(picture)[channel], torch.from_numpy(expected).float(), atol=1e-6)
-    assert preprocess(picture).dtype == torch.float32
+        assert torch.allclose(preprocess(image)[channel], torch.from_numpy(expected).float(), atol=1e-6)
+    assert preprocess(image).dtype == torch.float32
 
 
 def test_bgr_in_bytes_minus_means() -> None:
-    picture = Image.new("RGB", (4, 4), (10, 20, 30))
+    image = Image.new("RGB", (4, 4), (10, 20, 30))
     preprocess = Preprocess((2, 2), mean=(1, 2, 3), std=(1, 1, 1), scale=1.0, channels="BGR")
-    assert preprocess(picture)[:, 0, 0].tolist() == [29, 18, 7]  # blue first
+    assert preprocess(image)[:, 0, 0].tolist() == [29, 18, 7]  # blue first
 
 
 def test_squeeze_keeps_all_four_corners_and_center_cuts_them_away() -> None:
-    picture = Image.new("RGB", (60, 20), (0, 0, 0))
+    image = Image.new("RGB", (60, 20), (0, 0, 0))
     for x in (0, 56):
-        picture.paste((255, 255, 255), (x, 0, x + 4, 20))
+        image.paste((255, 255, 255), (x, 0, x + 4, 20))
     squeeze, center = (Preprocess((20, 20), crop=crop, mean=(0, 0, 0), std=(1, 1, 1)) for crop in ("squeeze", "center"))
-    assert squeeze(picture)[0, :, 0].min() > 0.9
-    assert squeeze(picture)[0, :, -1].min() > 0.9
-    assert center(picture).max() == 0
+    assert squeeze(image)[0, :, 0].min() > 0.9
+    assert squeeze(image)[0, :, -1].min() > 0.9
+    assert center(image).max() == 0
 
 
 def test_center_crop_equals_resizing_first_where_the_numbers_come_out_even() -> None:
-    picture = noise(48, 32)
-    wanted = picture.resize((24, 16), Image.Resampling.BILINEAR).crop((6, 2, 18, 14))  # short side 16, then 12 x 12
-    found = Preprocess((12, 12), short_side=16)(picture)
+    image = noise(48, 32)
+    wanted = image.resize((24, 16), Image.Resampling.BILINEAR).crop((6, 2, 18, 14))  # short side 16, then 12 x 12
+    found = Preprocess((12, 12), short_side=16)(image)
     inner = (slice(None), slice(1, -1), slice(1, -1))  # at the crop's edge the filter has nothing beyond the box
     assert torch.allclose(found[inner], Preprocess((12, 12), crop="squeeze")(wanted)[inner], atol=0.02)
 
@@ -58,7 +58,7 @@ def test_center_crop_equals_resizing_first_where_the_numbers_come_out_even() -> 
     size=st.tuples(st.integers(1, 300), st.integers(1, 300)),
     margin=st.one_of(st.none(), st.integers(0, 100)),
 )
-def test_the_source_box_lies_in_the_picture_and_in_its_middle(
+def test_the_source_box_lies_in_the_image_and_in_its_middle(
     width: int, height: int, size: tuple[int, int], margin: int | None
 ) -> None:
     short_side = None if margin is None else max(size) + margin
@@ -76,7 +76,7 @@ def test_the_source_box_lies_in_the_picture_and_in_its_middle(
         assert (bottom - top) * zoom == pytest.approx(size[0])
 
 
-def test_one_pixel_and_thirty_thousand_in_a_row_are_pictures_too() -> None:
+def test_one_pixel_and_thirty_thousand_in_a_row_are_images_too() -> None:
     began = time.perf_counter()
     for crop in ("squeeze", "center"):
         preprocess = Preprocess((224, 224), crop=crop, short_side=256)

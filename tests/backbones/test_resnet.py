@@ -97,19 +97,19 @@ def test_the_arrangement_matters_though_the_names_agree() -> None:
 
 @pytest.mark.slow
 def test_the_published_v1_weights_fill_the_tower_and_tell_like_from_unlike(shared: Path) -> None:
-    """Mirrored pictures are alike, different ones are not; in the wrong arrangement or channel order less so."""
+    """Mirrored images are alike, different ones are not; in the wrong arrangement or channel order less so."""
     from PIL import ImageOps
 
-    from quintet.data.pictures import open_picture
+    from quintet.data.images import open_image
 
     file, folder = shared / "weights" / "resnet50-imagenet.safetensors", shared / "flickr8k" / "images"
     if not file.is_file() or not folder.is_dir():
         pytest.skip("no ResNet-50 weights or no photographs")
     tower = create_tower("resnet50-v1", file)
     assert tower.preprocess.channels == "BGR"
-    pictures = [open_picture(path) for path in sorted(folder.glob("*.jpg"))[:8]]
+    pictures = [open_image(path) for path in sorted(folder.glob("*.jpg"))[:8]]
     view = tower.preprocess.squeezed()
-    pixels = torch.stack([view(picture) for picture in pictures + [ImageOps.mirror(one) for one in pictures]])
+    pixels = torch.stack([view(image) for image in pictures + [ImageOps.mirror(one) for one in pictures]])
     with torch.no_grad():
         features = tower.pooled(pixels)
     features = F.normalize(features - features.mean(0))

@@ -14,11 +14,11 @@ def test_sixty_four_pixels_make_four_by_four_cells() -> None:
     assert sum(parameter.numel() for parameter in tower.parameters()) < 150_000
 
 
-def test_a_picture_does_not_depend_on_its_batch_even_in_training() -> None:
+def test_a_image_does_not_depend_on_its_batch_even_in_training() -> None:
     tower = SmallCNN().train()
     assert not any(isinstance(module, nn.BatchNorm2d) for module in tower.modules())
     pixels = torch.randn(5, 3, 64, 64)
-    together, alone = tower(pixels), torch.cat([tower(picture[None]) for picture in pixels])
+    together, alone = tower(pixels), torch.cat([tower(image[None]) for image in pixels])
     assert torch.allclose(together, alone, atol=1e-4)
 
 

@@ -79,7 +79,7 @@ def test_it_is_made_again_from_its_configuration_and_weights_alone(bert: tuple[s
 
 def test_errors_say_what_to_do(bert: tuple[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     transformers = pytest.importorskip("transformers")
-    with pytest.raises(QuintetError, match="takes 6; cut sentences"):
+    with pytest.raises(QuintetError, match="takes 6; cut texts"):
         HuggingFaceText(bert[0])(torch.ones(1, 7, dtype=torch.int64), torch.tensor([7]))
     (tmp_path / "empty").mkdir()
     for make in (HuggingFaceText, text_encoder_config):

@@ -24,7 +24,7 @@ def test_every_tower_keeps_the_interface(name: str) -> None:
         grid = tower(pixels)
         pooled = tower.pooled(pixels)
     assert grid.shape[:2] == (2, tower.dim)
-    assert grid.shape[3] > grid.shape[2] > 1, "a wide picture has a wide grid"
+    assert grid.shape[3] > grid.shape[2] > 1, "a wide image has a wide grid"
     assert torch.allclose(pooled, grid.mean((2, 3)))
     assert grid.isfinite().all()
     assert grid.std() > 0

@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console
 
-from quintet.cli.bar import work_bar
+from quintet.cli.progress import work_bar
 
 
 def drawn(steps: list[tuple[int, int]], *, terminal: bool = True, wait: float = 0.0) -> str:

@@ -33,7 +33,7 @@ def source(tmp_path: Path) -> Path:
 def test_import_prints_the_splits_and_the_notes(source: Path, tmp_path: Path) -> None:
     result = quintet_data("import", "folder", source, tmp_path / "out", "--name", "mine", "--copy")
     assert result.exit_code == 0, result.output
-    assert "skipped 1 pictures that do not exist" in result.output
+    assert "skipped 1 images that do not exist" in result.output
     assert "quintet data inspect" in result.output
     corpus = Corpus.open(tmp_path / "out")
     assert corpus.name == "mine"
@@ -44,7 +44,7 @@ def test_options_are_key_value_pairs(source: Path, tmp_path: Path) -> None:
     arguments = ("import", "folder", source, tmp_path / "out", "-o", "strict=true", "--option", "seed=3")
     result = quintet_data(*arguments)
     assert isinstance(result.exception, CorpusError)
-    assert "pictures that do not exist" in str(result.exception)
+    assert "images that do not exist" in str(result.exception)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def imported(source: Path, tmp_path: Path) -> Path:
 def test_inspect_prints_a_table(imported: Path) -> None:
     result = quintet_data("inspect", imported)
     assert result.exit_code == 0, result.output
-    for words in ("train", "test", "vocabulary", "1 sentences describe several groups", "2 x A cat.", "note: skipped"):
+    for words in ("train", "test", "vocabulary", "1 texts describe several groups", "2 x A cat.", "note: skipped"):
         assert words in result.output
 
 
@@ -89,11 +89,11 @@ def test_inspect_json_is_json(imported: Path) -> None:
     assert facts["pictures"] == {"checked": 2, "unreadable": [], "copies": []}
 
 
-def test_check_pictures_fails_on_damage(imported: Path, source: Path) -> None:
+def test_check_images_fails_on_damage(imported: Path, source: Path) -> None:
     (source / "b.png").write_bytes(b"")
     result = quintet_data("inspect", imported, "--check-pictures")
     assert result.exit_code == 1
-    assert "3 pictures decoded, 1 unreadable" in result.output
+    assert "3 images decoded, 1 unreadable" in result.output
     assert "b.png is empty" in result.output
 
 

@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console
 
-from quintet.cli.display import TrainingDisplay, _shown
+from quintet.cli.progress import TrainingDisplay, _shown
 
 
 def test_brackets_in_names_are_shown_and_not_obeyed() -> None:

@@ -72,9 +72,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     texts = [Text(f"t{g}-{k}", str(g), "words") for g in range(GROUPS) for k in range(3)]
     everything = [str(g) for g in range(GROUPS)]
     Corpus("small", images, texts, {"test": everything, "dev": everything[:10]}).save(tmp_path / "corpus")
-    module: Any = ModuleType("quintet.training.run")
+    module: Any = ModuleType("quintet.runs.run")
     module.open_run = FakeRun
-    monkeypatch.setitem(sys.modules, "quintet.training.run", module)
+    monkeypatch.setitem(sys.modules, "quintet.runs.run", module)
     return tmp_path
 
 
@@ -226,7 +226,7 @@ def test_a_run_without_a_corpus_needs_one_named(home: Path, monkeypatch: pytest.
             super().__init__(folder)
             self.default_corpus = None  # type: ignore[assignment]
 
-    monkeypatch.setattr(sys.modules["quintet.training.run"], "open_run", Homeless)
+    monkeypatch.setattr(sys.modules["quintet.runs.run"], "open_run", Homeless)
     with pytest.raises(QuintetError, match="--corpus"):
         evaluate(home / "good")
     assert evaluate(home / "good", "--corpus", home / "corpus").exit_code == 0

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 import typer
-from PIL import Image as Pictures
+from PIL import Image as Images
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
@@ -25,7 +25,7 @@ def corpus(tmp_path: Path) -> Path:
     folder = tmp_path / "corpus"
     folder.mkdir()
     for name in ("a", "b"):
-        Pictures.new("RGB", (40, 30), (200, 0, 0)).save(folder / f"{name}.png")
+        Images.new("RGB", (40, 30), (200, 0, 0)).save(folder / f"{name}.png")
     (folder / "c.png").write_bytes(b"")
     images = [Image(name, name, f"{name}.png") for name in "abc"]
     Corpus("three", images, [Text(f"{name}#0", name, "red") for name in "abc"], {"train": list("abc")}).save(folder)
@@ -43,7 +43,7 @@ def test_it_writes_features_and_tells_what_it_skipped(corpus: Path) -> None:
     result = CliRunner().invoke(app, command(corpus))
     assert result.exit_code == 0, result.output
     assert "skipped c:" in result.output
-    assert "features of 2 pictures, 1 skipped" in result.output
+    assert "features of 2 images, 1 skipped" in result.output
     store = FeatureStore(corpus / "features" / "small-cnn")
     assert (store.ids, store.fragments) == (["a", "b"], 36)
     again = CliRunner().invoke(app, command(corpus))

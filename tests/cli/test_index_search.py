@@ -14,10 +14,10 @@ from quintet.backbones.tower import create_tower
 from quintet.cli.main import app
 from quintet.data.vocabulary import WordVocabulary
 from quintet.errors import QuintetError
+from quintet.features.extractor import FeatureExtractor
 from quintet.models import create_model
-from quintet.training.checkpoint import save_tensors
-from quintet.training.extractor import FeatureExtractor
-from quintet.training.run import write_run
+from quintet.runs.checkpoint import save_tensors
+from quintet.runs.run import write_run
 
 runner = CliRunner()
 
@@ -32,7 +32,7 @@ def call(*arguments: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Runs of VSE++ and SCAN, pictures, and an index of both."""
+    """Runs of VSE++ and SCAN, images, and an index of both."""
     place = tmp_path_factory.mktemp("place")
     torch.manual_seed(0)
     save_tensors(place / "small.safetensors", create_tower("small-cnn").state_dict(), {})
@@ -62,7 +62,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_an_index_is_made_and_reported(place: Path, tmp_path: Path) -> None:
     (tmp_path / "pictures").mkdir()
     Image.new("RGB", (9, 9)).save(tmp_path / "pictures" / "a.png")
-    (tmp_path / "pictures" / "b.jpg").write_text("no picture")
+    (tmp_path / "pictures" / "b.jpg").write_text("no image")
     said = call("index", place / "vse++", tmp_path / "pictures", "-o", tmp_path / "index").output
     assert "unreadable:" in said
     assert "1 added, 0 kept, 0 dropped, 1 unreadable" in said
@@ -71,7 +71,7 @@ def test_an_index_is_made_and_reported(place: Path, tmp_path: Path) -> None:
     assert facts["unreadable"][0][0].endswith("b.jpg")
 
 
-def test_sentences_find_pictures(place: Path) -> None:
+def test_texts_find_images(place: Path) -> None:
     said = call("search", place / "index", "a red dog", "-k", 2).stdout
     assert said.startswith("a red dog")
     assert said.count(".png") == 2
@@ -87,7 +87,7 @@ def test_results_as_json(place: Path, tmp_path: Path) -> None:
     assert hit["metadata"]["width"] == 300
 
 
-def test_pictures_find_pictures_and_sentences(place: Path) -> None:
+def test_images_find_images_and_texts(place: Path) -> None:
     photo = place / "pictures" / "gold.png"
     found = json.loads(call("search", place / "index", "--image", photo, "--json").stdout)
     assert found[0]["hits"][0]["path"] == "gold.png"
@@ -130,10 +130,10 @@ def test_a_page_is_opened(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ((), "say what to look for"),
         (("",), "empty"),
         (("zzyx",), "knows no word"),
-        (("dog " * 25_000,), "a sentence is enough"),
+        (("dog " * 25_000,), "a text is enough"),
         (("a dog", "--where", "width >< 3"), "filter"),
-        (("--image", __file__), "not a picture"),
-        (("--image", "nowhere.png"), "there is no picture nowhere.png"),
+        (("--image", __file__), "not an image"),
+        (("--image", "nowhere.png"), "there is no image nowhere.png"),
         (("--image", "PICTURE", "--rerank", 2), "--rerank compares"),
         (("--image", "PICTURE", "--explain"), "--explain is about"),
     ],
@@ -144,19 +144,19 @@ def test_what_cannot_be_searched_for_is_told(place: Path, arguments: tuple[Any, 
         call("search", place / "index", *given)
 
 
-def test_an_index_without_sentences_says_how_to_get_some(place: Path, tmp_path: Path) -> None:
+def test_an_index_without_texts_says_how_to_get_some(place: Path, tmp_path: Path) -> None:
     call("index", place / "vse++", place / "pictures", "-o", tmp_path / "index")
     with pytest.raises(QuintetError, match=r"holds no sentences.*--texts"):
         call("search", tmp_path / "index", "a red dog", "--find", "sentences")
 
 
-def test_a_picture_bomb_is_refused(place: Path, tmp_path: Path) -> None:
+def test_a_image_bomb_is_refused(place: Path, tmp_path: Path) -> None:
     (tmp_path / "bomb.ppm").write_bytes(b"P6 30000 30000 255\n")
     with pytest.raises(QuintetError, match="decompression bomb"):
         call("search", place / "index", "--image", tmp_path / "bomb.ppm")
 
 
-def test_a_picture_that_is_gone_is_still_a_result(place: Path, tmp_path: Path) -> None:
+def test_a_image_that_is_gone_is_still_a_result(place: Path, tmp_path: Path) -> None:
     moved = (place / "pictures" / "red.png").rename(tmp_path / "red.png")
     try:
         call("search", place / "index", "a red dog", "--sheet", tmp_path / "sheet.html", "-k", 4)

@@ -12,8 +12,8 @@ from quintet.cli.mine import mine_command, parse_size
 from quintet.data.corpus import Corpus
 from quintet.data.negatives import NegativeLists
 from quintet.errors import QuintetError
+from quintet.runs.run import open_run
 from quintet.training.recipe import parse_recipe
-from quintet.training.run import open_run
 from quintet.training.stages import train
 
 

@@ -38,14 +38,14 @@ def recipe(tiny_recipe: dict[str, Any], tmp_path: Path) -> Path:
 
 
 def test_a_study_of_one_method_needs_no_matcher(tmp_path: Path) -> None:
-    pictures = [Image(f"i{g}", str(g), f"{g}.png") for g in range(9)]
+    images = [Image(f"i{g}", str(g), f"{g}.png") for g in range(9)]
     texts = [Text(f"t{g}", str(g), "a small thing") for g in range(9)]
     splits = {
         name: [str(g) for g in range(start, start + 3)] for name, start in (("train", 0), ("dev", 3), ("test", 6))
     }
-    Corpus("scenes", pictures, texts, splits, root=tmp_path).save(tmp_path / "corpus")
+    Corpus("scenes", images, texts, splits, root=tmp_path).save(tmp_path / "corpus")
     options = ["--corpus", tmp_path / "corpus", "--seed", 0, "-o", tmp_path / "out"]
-    with pytest.raises(TrainingError, match=r"\.png does not exist"):  # it comes as far as the pictures
+    with pytest.raises(TrainingError, match=r"\.png does not exist"):  # it comes as far as the images
         study("dual-path", *options, "--tables", 3, 6)
     assert sorted(path.name for path in (tmp_path / "out" / "runs").iterdir()) == [
         "instance-1-seed0",

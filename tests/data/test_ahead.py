@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from quintet.data.ahead import BATCHES_AHEAD, batches_ahead
+from quintet.data.loading import BATCHES_AHEAD, batches_ahead
 
 
 def test_order_is_kept_however_long_each_takes() -> None:

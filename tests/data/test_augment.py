@@ -74,11 +74,11 @@ def test_squeezed_crops_take_the_same_share_of_both_sides_anywhere() -> None:
 
 
 def test_flips_happen_as_often_as_asked() -> None:
-    picture, rng = noise(4, 4), np.random.default_rng(0)
-    mirrored = np.asarray(picture)[:, ::-1]
-    flipped = [np.array_equal(np.asarray(random_flip(picture, rng, 0.3)), mirrored) for _ in range(500)]
+    image, rng = noise(4, 4), np.random.default_rng(0)
+    mirrored = np.asarray(image)[:, ::-1]
+    flipped = [np.array_equal(np.asarray(random_flip(image, rng, 0.3)), mirrored) for _ in range(500)]
     assert np.mean(flipped) == pytest.approx(0.3, abs=0.06)
-    assert not any(random_flip(picture, rng, 0) is not picture for _ in range(50))
+    assert not any(random_flip(image, rng, 0) is not image for _ in range(50))
 
 
 @pytest.mark.parametrize("crop", ["none", "resized", "shift", "squeeze"])
@@ -92,7 +92,7 @@ def test_views_have_the_size_and_repeat_with_their_generator(crop: str) -> None:
     assert np.array_equal(first, other) == (crop == "none")
 
 
-def test_long_and_tiny_pictures() -> None:
+def test_long_and_tiny_images() -> None:
     for width, height in ((30_000, 8), (8, 30_000), (1, 1)):
         for crop in ("none", "resized", "shift", "squeeze"):
             view = random_view(Image.new("L", (width, height)), np.random.default_rng(0), (24, 24), crop=crop)  # type: ignore[arg-type]

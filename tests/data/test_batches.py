@@ -29,7 +29,7 @@ def test_impossible_lengths_are_refused(lengths: list[int]) -> None:
         TextBatch(torch.ones(2, 3, dtype=torch.int64), torch.tensor(lengths))
 
 
-def test_an_empty_sentence_is_refused() -> None:
+def test_an_empty_text_is_refused() -> None:
     with pytest.raises(ValueError, match=r"1\.\."):
         TextBatch.from_ids([[1, 2], []])
 
@@ -74,7 +74,7 @@ def test_a_pair_batch_moves_with_all_its_parts() -> None:
     assert pairs.image_rows.device.type == "cpu"
 
 
-def test_some_sentences_of_a_batch() -> None:
+def test_some_texts_of_a_batch() -> None:
     whole = TextBatch(torch.tensor([[4, 5], [6, 0], [7, 8]]), torch.tensor([2, 1, 2]), chances=torch.rand(3))
     assert whole.chances is not None
     for rows in (torch.tensor([2, 1]), slice(1, 3)):
@@ -87,7 +87,7 @@ def test_some_sentences_of_a_batch() -> None:
         TextBatch(whole.tokens, whole.lengths, chances=torch.rand(2))
 
 
-def test_more_padding_changes_no_sentence() -> None:
+def test_more_padding_changes_no_text() -> None:
     batch = TextBatch(torch.tensor([[4, 5], [6, 9]]), torch.tensor([2, 1]), features=torch.ones(2, 2, 3))
     wide = batch.padded_to(4, pad=9)
     assert wide.tokens.tolist() == [[4, 5, 9, 9], [6, 9, 9, 9]]
@@ -96,14 +96,14 @@ def test_more_padding_changes_no_sentence() -> None:
     assert wide.features.sum(dim=(1, 2)).tolist() == [6.0, 6.0], "features of padding are zero"
 
 
-def test_batches_of_sentences_are_joined_at_the_longest() -> None:
+def test_batches_of_texts_are_joined_at_the_longest() -> None:
     first, second = TextBatch.from_ids([[4, 5, 6]]), TextBatch.from_ids([[7], [8, 9]])
     joined = TextBatch.cat([first, second])
     assert joined.tokens.tolist() == [[4, 5, 6], [7, 0, 0], [8, 9, 0]]
     assert joined.lengths.tolist() == [3, 1, 2]
 
 
-def test_batches_of_pictures_are_joined_with_a_mask_where_any_has_one() -> None:
+def test_batches_of_images_are_joined_with_a_mask_where_any_has_one() -> None:
     whole = ImageBatch(fragments=torch.ones(1, 2, 3))
     partly = ImageBatch(fragments=torch.zeros(2, 2, 3), mask=torch.tensor([[True, False], [True, True]]))
     assert ImageBatch.cat([whole, whole]).mask is None

@@ -104,12 +104,12 @@ def test_files_are_plain_utf8(tmp_path: Path) -> None:
     ]
 
 
-def test_pictures_are_found_from_the_corpus_folder_or_absolutely(tmp_path: Path) -> None:
+def test_images_are_found_from_the_corpus_folder_or_absolutely(tmp_path: Path) -> None:
     small().save(tmp_path)
     corpus = Corpus.open(tmp_path)
-    assert [corpus.picture(image) for image in corpus.images] == [tmp_path / "a.jpg", Path("/elsewhere/b.jpg")]
+    assert [corpus.image_path(image) for image in corpus.images] == [tmp_path / "a.jpg", Path("/elsewhere/b.jpg")]
     with pytest.raises(CorpusError, match="features only"):
-        corpus.picture(Image("c", "c"))
+        corpus.image_path(Image("c", "c"))
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_what_a_corpus_may_not_be(changes: dict[str, Any], message: str) -> None
         small(**changes)
 
 
-def test_a_long_sentence_within_the_limit_is_kept() -> None:
+def test_a_long_text_within_the_limit_is_kept() -> None:
     small(texts=[Text("a", "a", "word " * MAX_WORDS), Text("b", "b", "B")])
 
 

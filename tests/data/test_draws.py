@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quintet.data.corpus import Corpus, Image, Split, Text
-from quintet.data.draws import OfflineRows, draw_offline
-from quintet.data.negatives import NegativeLists
+from quintet.data.negatives import NegativeLists, OfflineRows, draw_offline
 from quintet.errors import CorpusError
 
 
@@ -24,8 +23,7 @@ def make_split(image_groups: list[int], text_groups: list[int], own: bool = Fals
     first = {group: f"i{row}" for row, group in reversed(list(enumerate(image_groups)))}
     images = [Image(f"i{row}", str(group)) for row, group in enumerate(image_groups)]
     texts = [
-        Text(f"t{row}", str(group), "a sentence", first[group] if own else None)
-        for row, group in enumerate(text_groups)
+        Text(f"t{row}", str(group), "a text", first[group] if own else None) for row, group in enumerate(text_groups)
     ]
     groups = [str(group) for group in dict.fromkeys(image_groups)]
     return Corpus("small", images, texts, {"train": groups}).split("train")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image as Picture
+from PIL import Image as PILImage
 
 from quintet.data.corpus import Corpus, Image, Text
 from quintet.data.features import Part, write_manifest
@@ -15,9 +15,9 @@ from quintet.errors import CorpusError
 
 @pytest.fixture
 def corpus(tmp_path: Path) -> Corpus:
-    """a and b are copies of one picture, c is damaged, d is missing, e has features only."""
+    """a and b are copies of one image, c is damaged, d is missing, e has features only."""
     for name, colour in (("a", "red"), ("b", "red"), ("c", "blue")):
-        Picture.new("RGB", (30, 20), colour).save(tmp_path / f"{name}.png")
+        PILImage.new("RGB", (30, 20), colour).save(tmp_path / f"{name}.png")
     (tmp_path / "c.png").write_bytes((tmp_path / "c.png").read_bytes()[:40])
     images = [Image(name, name, f"{name}.png") for name in "abcd"] + [Image("e", "e")]
     texts = [
@@ -60,17 +60,17 @@ def test_one_split(corpus: Corpus) -> None:
         describe(corpus, split="trian")
 
 
-def test_several_pictures_of_a_group_share_its_texts() -> None:
+def test_several_images_of_a_group_share_its_texts() -> None:
     images = [Image("1", "x"), Image("2", "x"), Image("3", "x")]
     texts = [Text("a", "x", "Anyone."), Text("b", "x", "Two.", "2")]
     facts = describe(Corpus("people", images, texts, {"test": ["x"]}))
     assert facts["splits"]["test"]["images_by_number_of_texts"] == {"1": 2, "2": 1}
 
 
-def test_unreadable_pictures_and_copies_are_listed_when_asked(corpus: Corpus) -> None:
+def test_unreadable_images_and_copies_are_listed_when_asked(corpus: Corpus) -> None:
     assert "pictures" not in describe(corpus)
     done: list[int] = []
-    facts = describe(corpus, check_pictures=True, progress=done.append)["pictures"]
+    facts = describe(corpus, check_images=True, progress=done.append)["pictures"]
     assert facts["checked"] == 4
     assert done == [1, 2, 3, 4]
     assert facts["copies"] == [["a", "b"]]

@@ -5,29 +5,29 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image as Picture
+from PIL import Image as PILImage
 
 from quintet.data import loading
 from quintet.data.corpus import Corpus, Image, Text
 from quintet.data.features import FeatureStore
-from quintet.data.loading import FeatureImages, PictureImages, Sentences, image_batches, load_pairs, text_batches
+from quintet.data.loading import FeatureImages, PixelImages, TokenizedTexts, image_batches, load_pairs, text_batches
 from quintet.data.vocabulary import WordVocabulary
-from quintet.errors import PictureError
+from quintet.errors import ImageError
 
 
 @pytest.fixture
 def pictures(tmp_path: Path) -> Corpus:
     for name, colour in (("a", (255, 0, 0)), ("b", (0, 255, 0))):
-        Picture.new("RGB", (4, 4), colour).save(tmp_path / f"{name}.png")
+        PILImage.new("RGB", (4, 4), colour).save(tmp_path / f"{name}.png")
     images = [Image(name, name, f"{name}.png") for name in "ab"]
     return Corpus("pictures", images, [Text(f"{n}#0", n, "a word") for n in "ab"], {"train": ["a", "b"]}, root=tmp_path)
 
 
-def to_tensor(picture: Picture.Image) -> torch.Tensor:
+def to_tensor(picture: PILImage.Image) -> torch.Tensor:
     return torch.from_numpy(np.asarray(picture, dtype=np.float32)).permute(2, 0, 1)
 
 
-def noisy(picture: Picture.Image, rng: np.random.Generator) -> torch.Tensor:
+def noisy(picture: PILImage.Image, rng: np.random.Generator) -> torch.Tensor:
     return to_tensor(picture) + float(rng.random())
 
 
@@ -37,7 +37,7 @@ def test_pairs_carry_rows_groups_and_their_data(tiny_corpus: Path) -> None:
     tokenizer = WordVocabulary.build([text.text for text in split.texts], min_count=1)
     images = FeatureImages(FeatureStore(tiny_corpus / "features" / "toy"))
     pairs = [np.array([[0, 1], [3, 6]]), np.array([[2, 4]])]
-    batches = list(load_pairs(split, images, Sentences(tokenizer, split.texts), pairs))
+    batches = list(load_pairs(split, images, TokenizedTexts(tokenizer, split.texts), pairs))
     assert [len(batch) for batch in batches] == [2, 1]
     assert batches[0].text_rows.tolist() == [1, 6]
     assert batches[0].image_groups.tolist() == split.image_groups[[0, 3]].tolist()
@@ -50,23 +50,23 @@ def test_pairs_carry_rows_groups_and_their_data(tiny_corpus: Path) -> None:
 
 def test_pixels_are_read_once_and_within_a_budget(pictures: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
     reads: list[object] = []
-    original = loading.open_picture
-    monkeypatch.setattr(loading, "open_picture", lambda path: reads.append(path) or original(path))
-    source = PictureImages(pictures, to_tensor)
+    original = loading.open_image
+    monkeypatch.setattr(loading, "open_image", lambda path: reads.append(path) or original(path))
+    source = PixelImages(pictures, to_tensor)
     for _ in range(2):
         batch = source.batch(pictures.images)
     assert len(reads) == 2
     assert batch.pixels is not None
     assert batch.pixels[:, :, 0, 0].tolist() == [[255, 0, 0], [0, 255, 0]]
     monkeypatch.setattr(loading, "CACHE_BYTES", 0)
-    uncached = PictureImages(pictures, to_tensor)
+    uncached = PixelImages(pictures, to_tensor)
     for _ in range(2):
         uncached.batch(pictures.images)
     assert len(reads) == 6
 
 
 def test_random_views_depend_on_the_seed_of_the_pair(pictures: Corpus) -> None:
-    source = PictureImages(pictures, to_tensor, noisy)
+    source = PixelImages(pictures, to_tensor, noisy)
     first, again, other = (
         source.batch(pictures.images, seeds).pixels for seeds in ([[1], [2]], [[1], [2]], [[3], [2]])
     )
@@ -78,27 +78,27 @@ def test_random_views_depend_on_the_seed_of_the_pair(pictures: Corpus) -> None:
     assert torch.equal(first[1], other[1])
     plain = source.batch(pictures.images).pixels
     assert plain is not None
-    assert plain[0, 0, 0, 0] == 255, "measuring sees the picture as it is"
+    assert plain[0, 0, 0, 0] == 255, "measuring sees the image as it is"
 
 
-def test_a_missing_picture_is_named(pictures: Corpus) -> None:
+def test_a_missing_image_is_named(pictures: Corpus) -> None:
     (pictures.root / "b.png").unlink()
-    with pytest.raises(PictureError, match=r"b\.png"):
-        PictureImages(pictures, to_tensor).batch(pictures.images)
+    with pytest.raises(ImageError, match=r"b\.png"):
+        PixelImages(pictures, to_tensor).batch(pictures.images)
 
 
 def test_whole_splits_come_in_order(tiny_corpus: Path) -> None:
     split = Corpus.open(tiny_corpus).split("test")
     source = FeatureImages(FeatureStore(tiny_corpus / "features" / "toy"))
-    sentences = Sentences(WordVocabulary.build([text.text for text in split.texts], min_count=1), split.texts)
+    sentences = TokenizedTexts(WordVocabulary.build([text.text for text in split.texts], min_count=1), split.texts)
     assert sum(len(batch) for batch in image_batches(source, split.images, 4)) == len(split.images)
     lengths = torch.cat([batch.lengths for batch in text_batches(sentences, 5)])
     assert lengths.tolist() == [len(text.text.split()) + 2 for text in split.texts]
 
 
-def test_lengths_are_multiples_up_to_the_longest_sentence() -> None:
+def test_lengths_are_multiples_up_to_the_longest_text() -> None:
     texts = [Text(str(words), "g", " ".join(["word"] * words)) for words in (1, 3, 5, 9)]
-    sentences = Sentences(WordVocabulary.build(["word"], min_count=1), texts)  # two marks around each
+    sentences = TokenizedTexts(WordVocabulary.build(["word"], min_count=1), texts)  # two marks around each
     sentences.multiple = 4
     assert [sentences.batch([row]).tokens.shape[1] for row in range(4)] == [4, 8, 8, 11]
     assert sentences.batch([0, 1]).lengths.tolist() == [3, 5]
@@ -109,7 +109,7 @@ def test_chances_belong_to_the_pair_whoever_loads_it(tiny_corpus: Path, workers:
     """Not to the place in a batch, the number of batches, workers or processes; each epoch has its own."""
     split = Corpus.open(tiny_corpus).split("train")
     images = FeatureImages(FeatureStore(tiny_corpus / "features" / "toy"))
-    sentences = Sentences(WordVocabulary.build([text.text for text in split.texts], min_count=1), split.texts)
+    sentences = TokenizedTexts(WordVocabulary.build([text.text for text in split.texts], min_count=1), split.texts)
 
     def drawn(pairs: list[np.ndarray], epoch: int = 0) -> dict[int, float]:
         batches = load_pairs(split, images, sentences, pairs, seed=(3, 0, epoch), chances=True, workers=workers)
@@ -132,7 +132,7 @@ def test_chances_belong_to_the_pair_whoever_loads_it(tiny_corpus: Path, workers:
 def test_chances_are_uniform(tiny_corpus: Path) -> None:
     split = Corpus.open(tiny_corpus).split("train")
     images = FeatureImages(FeatureStore(tiny_corpus / "features" / "toy"))
-    sentences = Sentences(WordVocabulary.build([text.text for text in split.texts], min_count=1), split.texts)
+    sentences = TokenizedTexts(WordVocabulary.build([text.text for text in split.texts], min_count=1), split.texts)
     rows = np.array([[image, text] for image in range(12) for text in range(24)])
     found = []
     for epoch in range(12):
@@ -143,14 +143,14 @@ def test_chances_are_uniform(tiny_corpus: Path) -> None:
     assert ((counts - 288).square() / 288).sum() < 31.3  # chi-square, 11 degrees of freedom, 99.9 %
 
 
-def test_a_pool_of_sentences_beside_the_batch(tiny_corpus: Path) -> None:
+def test_a_pool_of_texts_beside_the_batch(tiny_corpus: Path) -> None:
     split = Corpus.open(tiny_corpus).split("train")
     images = FeatureImages(FeatureStore(tiny_corpus / "features" / "toy"))
     tokenizer = WordVocabulary.build([text.text for text in split.texts], min_count=1)
     pairs = [np.array([[0, 0], [1, 2]])]
     pool = np.array([5, 3, 9])
     [batch] = load_pairs(
-        split, images, Sentences(tokenizer, split.texts), pairs, seed=(0, 0, 0), chances=True, pool=lambda _: pool
+        split, images, TokenizedTexts(tokenizer, split.texts), pairs, seed=(0, 0, 0), chances=True, pool=lambda _: pool
     )
     assert batch.pool is not None
     assert batch.pool.groups.tolist() == split.text_groups[pool].tolist()

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import kstest, pearsonr
 
-from quintet.data.pair_random import pair_keys, uniform
+from quintet.data.augment import pair_keys, uniform
 
 SEEDS = [(0, 0, epoch, image, text) for epoch in range(3) for image in range(20) for text in range(40)]
 

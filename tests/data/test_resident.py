@@ -37,7 +37,7 @@ def test_batches_equal_the_stores_bit_for_bit(store: FeatureStore) -> None:
     assert found.fragments.dtype == torch.float32
 
 
-def test_whole_pictures_need_no_mask(tmp_path: Path) -> None:
+def test_whole_images_need_no_mask(tmp_path: Path) -> None:
     np.save(tmp_path / "features.npy", np.ones((2, 3, 5), dtype=np.float32))
     write_manifest(tmp_path, IDS[:2], np.array([[0, 0], [0, 1]]), [Part("features.npy")], fragments=3, dim=5, tower={})
     batch = ResidentFeatures(FeatureStore(tmp_path), IDS[:2], torch.device("cpu")).batch([Image(IDS[1], "g")])

@@ -25,7 +25,7 @@ COUNTS = st.lists(st.tuples(st.integers(1, 3), st.integers(1, 5)), min_size=2, m
 
 
 @given(counts=COUNTS, size=st.integers(2, 7), seed=st.integers(0, 99))
-def test_an_epoch_visits_every_text_once_with_a_picture_of_its_group(
+def test_an_epoch_visits_every_text_once_with_a_image_of_its_group(
     counts: list[tuple[int, int]], size: int, seed: int
 ) -> None:
     split = split_of([i for i, _ in counts], [t for _, t in counts])
@@ -46,13 +46,13 @@ def test_an_epoch_over_images_visits_every_image_once(counts: list[tuple[int, in
     assert (split.image_groups[pairs[:, 0]] == split.text_groups[pairs[:, 1]]).all()
 
 
-def test_a_text_with_a_picture_of_its_own_keeps_it() -> None:
+def test_a_text_with_a_image_of_its_own_keeps_it() -> None:
     split = split_of([3, 3], [2, 2], own=True)
     pairs = np.concatenate(epoch_batches(split, 10, seed=(0,)))
     assert {split.images[image].id for image in pairs[:, 0]} == {"i0.0", "i1.0"}
     per_image = np.concatenate(epoch_batches(split, 10, seed=(0,), per="images"))
     assert {split.images[image].id for image in per_image[:, 0]} == {"i0.0", "i1.0"}, (
-        "pictures without a text are passed over"
+        "images without a text are passed over"
     )
 
 

@@ -9,12 +9,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quintet.data.augment import ChangedWords, FewerRegions, select_regions
 from quintet.data.batches import ImageBatch
 from quintet.data.corpus import Corpus, Image
 from quintet.data.features import FeatureStore, Part, write_manifest
-from quintet.data.loading import FeatureImages, Sentences, load_pairs
+from quintet.data.loading import FeatureImages, TokenizedTexts, load_pairs
 from quintet.data.resident import ResidentFeatures
-from quintet.data.size_augment import ChangedWords, FewerRegions, select_regions
 from quintet.data.vocabulary import END, PAD, START, UNKNOWN, WordVocabulary
 from quintet.data.wordpiece import WordPiece
 from quintet.errors import QuintetError
@@ -24,7 +24,7 @@ VOCABULARY = WordVocabulary(["<pad>", "<start>", "<end>", "<unk>", *WORDS])
 
 
 class Numbered:
-    """Pictures whose regions are numbered, from one; picture i has the first lengths[i] of them."""
+    """Images whose regions are numbered, from one; image i has the first lengths[i] of them."""
 
     def __init__(self, lengths: list[int]) -> None:
         self.lengths = lengths
@@ -61,7 +61,7 @@ def test_a_fifth_of_the_regions_is_left_out() -> None:
     probability=st.sampled_from([0.1, 0.5, 0.95]),
     seed=st.integers(0, 1000),
 )
-def test_regions_keep_their_order_and_no_picture_is_empty(lengths: list[int], probability: float, seed: int) -> None:
+def test_regions_keep_their_order_and_no_image_is_empty(lengths: list[int], probability: float, seed: int) -> None:
     source = FewerRegions(Numbered(lengths), probability)
     images, seeds = pictures(len(lengths)), [(seed, row) for row in range(len(lengths))]
     batch = source.batch(images, seeds)
@@ -179,7 +179,7 @@ def test_hidden_replaced_and_left_out_words_are_told_apart() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(words=st.lists(st.integers(3, 53), max_size=5), seed=st.integers(0, 10_000))
-def test_no_sentence_loses_all_words(words: list[int], seed: int) -> None:
+def test_no_text_loses_all_words(words: list[int], seed: int) -> None:
     ids = np.array([START, *words, END], dtype=np.int32)
     (found,) = changes(0.99)([ids], [(seed,)])
     assert (found[0], found[-1]) == (START, END)
@@ -192,8 +192,8 @@ def test_no_sentence_loses_all_words(words: list[int], seed: int) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(lengths=st.lists(st.integers(1, 6), min_size=1, max_size=6), seed=st.integers(0, 10_000))
-def test_a_sentence_changes_alike_in_any_company(lengths: list[int], seed: int) -> None:
-    """Together, alone and in another order: also between sentences without marks, and beside marks alone or nothing."""
+def test_a_text_changes_alike_in_any_company(lengths: list[int], seed: int) -> None:
+    """Together, alone and in another order: also between texts without marks, and beside marks alone or nothing."""
     rng = np.random.default_rng(seed)
     sentences = [rng.integers(3, 54, length) for length in lengths]
     sentences = [np.array([START, *ids, END]) if row % 2 else ids for row, ids in enumerate(sentences)]
@@ -248,7 +248,7 @@ def test_a_pair_is_changed_alike_whoever_loads_it(tiny_corpus: Path, workers: in
     split = Corpus.open(tiny_corpus).split("train")
     tokenizer = WordVocabulary.build([text.text for text in split.texts], min_count=1)
     images = FewerRegions(FeatureImages(FeatureStore(tiny_corpus / "features" / "toy")), 0.4)
-    sentences = Sentences(tokenizer, split.texts, change=changes(0.5, tokenizer))
+    sentences = TokenizedTexts(tokenizer, split.texts, change=changes(0.5, tokenizer))
     pairs = np.array([[0, 1], [3, 6], [2, 4], [1, 2]])
 
     def load(batches: list[np.ndarray], epoch: int, workers: int = 0) -> list[tuple[Any, ...]]:

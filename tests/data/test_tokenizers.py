@@ -11,7 +11,7 @@ from quintet.data.wordpiece import WordPiece
 from quintet.errors import QuintetError, RunError
 from quintet.files import write_json
 
-SENTENCES = ["A red dog runs.", "A dog", "the blue cat sits on a mat"]
+TEXTS = ["A red dog runs.", "A dog", "the blue cat sits on a mat"]
 
 
 class PadsWithNine:
@@ -20,11 +20,11 @@ class PadsWithNine:
     def __len__(self) -> int:
         return 10
 
-    def ids(self, sentence: str) -> list[int]:
-        return [len(word) for word in sentence.split()]
+    def ids(self, text: str) -> list[int]:
+        return [len(word) for word in text.split()]
 
-    def tokens(self, sentence: str) -> list[str]:
-        return sentence.split()
+    def tokens(self, text: str) -> list[str]:
+        return text.split()
 
     def state(self) -> dict[str, Any]:
         return {"kind": "nine"}
@@ -37,20 +37,20 @@ def test_text_batch_pads_with_the_tokenizers_pad() -> None:
 
 
 def test_words_are_read_back(tmp_path: Path) -> None:
-    vocabulary = WordVocabulary.build(SENTENCES, min_count=1)
+    vocabulary = WordVocabulary.build(TEXTS, min_count=1)
     write_json(tmp_path / "tokenizer.json", vocabulary.state())
     again = load_tokenizer(tmp_path / "tokenizer.json")
     assert isinstance(again, WordVocabulary)
-    assert text_batch(again, SENTENCES).tokens.equal(text_batch(vocabulary, SENTENCES).tokens)
+    assert text_batch(again, TEXTS).tokens.equal(text_batch(vocabulary, TEXTS).tokens)
 
 
 def test_word_pieces_are_read_back(tmp_path: Path) -> None:
     pytest.importorskip("tokenizers")
-    pieces = WordPiece.train(SENTENCES, size=40)
+    pieces = WordPiece.train(TEXTS, size=40)
     write_json(tmp_path / "tokenizer.json", pieces.state())
     again = load_tokenizer(tmp_path / "tokenizer.json")
     assert isinstance(again, WordPiece)
-    assert text_batch(again, SENTENCES).tokens.equal(text_batch(pieces, SENTENCES).tokens)
+    assert text_batch(again, TEXTS).tokens.equal(text_batch(pieces, TEXTS).tokens)
 
 
 @pytest.mark.parametrize("state", [{"kind": "bytes"}, {}, [1]])

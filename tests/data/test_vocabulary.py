@@ -9,23 +9,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quintet.data.vocabulary import MARKS, WordVocabulary
-from quintet.data.words import split_words
+from quintet.data.vocabulary import MARKS, WordVocabulary, split_words
 from quintet.errors import QuintetError, RunError
 from quintet.files import read_json, write_json
 
-SENTENCES = ["A dog runs.", "A dog sits.", "the cat sits.", "A zebra"]
+TEXTS = ["A dog runs.", "A dog sits.", "the cat sits.", "A zebra"]
 
 
 def test_order_is_falling_count_then_alphabet() -> None:
-    vocabulary = WordVocabulary.build(SENTENCES, min_count=1)
+    vocabulary = WordVocabulary.build(TEXTS, min_count=1)
     assert vocabulary.words == [*MARKS, ".", "a", "dog", "sits", "cat", "runs", "the", "zebra"]
 
 
-def test_the_order_of_sentences_does_not_matter() -> None:
-    shuffled = SENTENCES * 3
+def test_the_order_of_texts_does_not_matter() -> None:
+    shuffled = TEXTS * 3
     random.Random(0).shuffle(shuffled)
-    assert WordVocabulary.build(shuffled).words == WordVocabulary.build(SENTENCES * 3).words
+    assert WordVocabulary.build(shuffled).words == WordVocabulary.build(TEXTS * 3).words
 
 
 def test_min_count_defaults_to_four() -> None:
@@ -33,7 +32,7 @@ def test_min_count_defaults_to_four() -> None:
 
 
 def test_max_words_keeps_the_most_frequent() -> None:
-    assert WordVocabulary.build(SENTENCES, min_count=1, max_words=2).words == [*MARKS, ".", "a"]
+    assert WordVocabulary.build(TEXTS, min_count=1, max_words=2).words == [*MARKS, ".", "a"]
 
 
 def test_a_caption_that_spells_a_mark_does_not_become_one() -> None:
@@ -43,7 +42,7 @@ def test_a_caption_that_spells_a_mark_does_not_become_one() -> None:
 
 
 def test_ids_with_and_without_marks() -> None:
-    vocabulary = WordVocabulary.build(SENTENCES, min_count=1)
+    vocabulary = WordVocabulary.build(TEXTS, min_count=1)
     bare = WordVocabulary(vocabulary.words, marks=False)
     assert vocabulary.ids("A dog flies") == [1, 5, 6, 3, 2]
     assert bare.ids("A dog flies") == [5, 6, 3]
@@ -53,7 +52,7 @@ def test_ids_with_and_without_marks() -> None:
 
 
 def test_longest_cuts_and_keeps_the_marks() -> None:
-    vocabulary = WordVocabulary.build(SENTENCES, min_count=1, longest=4)
+    vocabulary = WordVocabulary.build(TEXTS, min_count=1, longest=4)
     assert vocabulary.tokens("a dog sits .") == ["<start>", "a", "dog", "<end>"]
     assert vocabulary.ids("a dog sits .") == [1, 5, 6, 2]
     again = WordVocabulary.from_state(vocabulary.state())
@@ -158,12 +157,12 @@ def test_inconsistent_scan_json_is_refused(tmp_path: Path, saved: Any, message: 
 
 def test_flickr8k_training_captions_are_covered(shared: Path) -> None:
     lines = (shared / "flickr8k" / "Flickr8k.token.txt").read_text(encoding="utf-8").splitlines()
-    sentences = [line.split("\t", 1)[1] for line in lines if "\t" in line][:5000]
-    vocabulary = WordVocabulary.build(sentences, min_count=4)
-    coverage = vocabulary.coverage(sentences)
+    texts = [line.split("\t", 1)[1] for line in lines if "\t" in line][:5000]
+    vocabulary = WordVocabulary.build(texts, min_count=4)
+    coverage = vocabulary.coverage(texts)
     assert coverage.unknown / coverage.tokens < 0.06
     assert all(word == word.lower() for word in vocabulary.words)
-    assert coverage.tokens == sum(len(split_words(sentence)) for sentence in sentences)
+    assert coverage.tokens == sum(len(split_words(sentence)) for sentence in texts)
 
 
 def test_unknown_words_can_be_dropped_before_the_cut() -> None:
@@ -172,7 +171,7 @@ def test_unknown_words_can_be_dropped_before_the_cut() -> None:
     assert vocabulary.ids("a grey dog and a fast cat runs") == [a, dog, a]
     assert vocabulary.tokens("a grey dog and a fast cat runs") == ["a", "dog", "a"]
     assert vocabulary.ids("fast zebra runs") == [fast, runs]
-    assert vocabulary.ids("zebras!") == [vocabulary.pad], "an empty sentence"
+    assert vocabulary.ids("zebras!") == [vocabulary.pad], "an empty text"
     assert vocabulary.tokens("zebras!") == ["<pad>"]
     again = WordVocabulary.from_state(vocabulary.state())
     assert again.ids("the fast zebra") == [fast]
@@ -186,7 +185,7 @@ def test_case_can_be_kept() -> None:
 
 
 def test_only_some_words() -> None:
-    vocabulary = WordVocabulary.build(SENTENCES, min_count=1, marks=False, drop_unknown=True, case=True)
+    vocabulary = WordVocabulary.build(TEXTS, min_count=1, marks=False, drop_unknown=True, case=True)
     kept = vocabulary.only({"dog", "sits", "<unk>", "owl"})
     assert kept.words == [*MARKS, "dog", "sits"]
     assert kept.ids("A dog sits") == [4, 5]

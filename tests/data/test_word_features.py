@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from quintet.data.corpus import Text
-from quintet.data.loading import Sentences, text_batches
+from quintet.data.features import WordFeatures, write_word_features
+from quintet.data.loading import TokenizedTexts, text_batches
 from quintet.data.vocabulary import WordVocabulary
-from quintet.data.word_features import WordFeatures, write_word_features
 from quintet.errors import CorpusError
 from quintet.files import read_json, write_json
 
@@ -47,7 +47,7 @@ def test_half_precision_on_disk_is_float32_in_memory(tmp_path: Path) -> None:
 
 
 def test_too_few_words_leave_nothing_behind(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="4 words were given for sentences of 10"):
+    with pytest.raises(ValueError, match="4 words were given for texts of 10"):
         write_word_features(tmp_path / "kept", LENGTHS, [WORDS[:4]], dim=5, dtype="float32", facts={})
     assert list((tmp_path / "kept").iterdir()) == []
 
@@ -68,16 +68,16 @@ def test_damage_is_named(folder: Path) -> None:
         WordFeatures(folder)
 
 
-def test_sentences_carry_their_features(folder: Path) -> None:
+def test_texts_carry_their_features(folder: Path) -> None:
     texts = [Text(str(n), "g", sentence) for n, sentence in enumerate(["a", "b", "a b", "c"])]
     tokenizer = WordVocabulary.build([text.text for text in texts], min_count=1, marks=False)
     lengths = [len(tokenizer.ids(text.text)) for text in texts]
     write_word_features(folder, lengths, [WORDS[: sum(lengths)]], dim=5, dtype="float32", facts={})
-    sentences = Sentences(tokenizer, texts, WordFeatures(folder))
+    sentences = TokenizedTexts(tokenizer, texts, WordFeatures(folder))
     assert sentences.lengths() == lengths
     parts = list(text_batches(sentences, 2, slice(1, 4)))
     assert [len(part) for part in parts] == [2, 1]
     assert parts[0].features is not None
     assert parts[0].features.shape == (*parts[0].tokens.shape, 5)
     assert torch.equal(parts[0].features[parts[0].real()], torch.from_numpy(WORDS[1:4]))
-    assert next(text_batches(Sentences(tokenizer, texts), 2)).features is None
+    assert next(text_batches(TokenizedTexts(tokenizer, texts), 2)).features is None

@@ -16,7 +16,7 @@ from quintet.errors import QuintetError, RunError
 pytest.importorskip("tokenizers")
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "dog", "##s", "run", "##ning", ",", "cafe", "'", "s"]
-SENTENCES = ["a dog runs", "two dogs running fast", "the cat is running", "a running dog"] * 5
+TEXTS = ["a dog runs", "two dogs running fast", "the cat is running", "a running dog"] * 5
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def vocabulary(tmp_path: Path) -> Path:
     return path
 
 
-def test_pieces_of_a_sentence(vocabulary: Path) -> None:
+def test_pieces_of_a_text(vocabulary: Path) -> None:
     pieces = WordPiece.load(vocabulary)
     assert pieces.tokens("A Dogs, running CAFÉ") == [
         "[CLS]", "a", "dog", "##s", ",", "run", "##ning", "cafe", "[SEP]",
@@ -86,7 +86,7 @@ def test_state_stands_alone(vocabulary: Path) -> None:
 
 
 def test_training_learns_pieces() -> None:
-    pieces = WordPiece.train(SENTENCES, size=60)
+    pieces = WordPiece.train(TEXTS, size=60)
     assert "[UNK]" not in pieces.tokens("a dog is running")
     assert pieces.pad == 0
     assert 5 < len(pieces) <= 60
@@ -96,10 +96,10 @@ def test_training_learns_pieces() -> None:
 def test_training_is_the_same_in_another_process() -> None:
     code = (
         "import json, sys; from quintet.data.wordpiece import WordPiece;"
-        f"print(json.dumps(WordPiece.train({SENTENCES!r}, size=60).state()))"
+        f"print(json.dumps(WordPiece.train({TEXTS!r}, size=60).state()))"
     )
     other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert json.loads(other) == WordPiece.train(SENTENCES, size=60).state()
+    assert json.loads(other) == WordPiece.train(TEXTS, size=60).state()
 
 
 def test_files_that_are_no_vocabulary(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quintet.data.wordpiece_training import learn_pieces
+from quintet.data.wordpiece import learn_pieces
 
 WORDS = st.dictionaries(st.text("abc", min_size=1, max_size=7), st.integers(1, 5), max_size=12)
 

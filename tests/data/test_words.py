@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quintet.data.words import split_words
+from quintet.data.vocabulary import split_words
 
-# Expected values: NLTKWordTokenizer of nltk 3.10.4 on the lower-cased text, taken as one sentence.
+# Expected values: NLTKWordTokenizer of nltk 3.10.4 on the lower-cased text, taken as one text.
 AS_NLTK = {
     "The dog's ball isn't red.": "the dog 's ball is n't red .",
     'A man says "hello there" loudly.': "a man says `` hello there '' loudly .",
@@ -77,7 +77,7 @@ def test_any_text_gives_clean_words_and_loses_no_letter(text: str) -> None:
     assert [char for char in "".join(words) if char.isalnum()] == letters
 
 
-def test_a_very_long_sentence_is_quick() -> None:
+def test_a_very_long_text_is_quick() -> None:
     assert len(split_words("it's (a) dog, " * 10_000)) == 70_000
     for char in "'.\"-(,a":
         assert split_words(char * 20_000)

@@ -56,7 +56,7 @@ def plain() -> Callable[..., dict[str, float]]:
 def make_split() -> Callable[..., Split]:
     def make(image_groups: Sequence[int], text_groups: Sequence[int], name: str = "test") -> Split:
         images = [Image(f"i{row}", str(group)) for row, group in enumerate(image_groups)]
-        texts = [Text(f"t{row}", str(group), f"sentence {row}") for row, group in enumerate(text_groups)]
+        texts = [Text(f"t{row}", str(group), f"text {row}") for row, group in enumerate(text_groups)]
         groups = [str(group) for group in dict.fromkeys(image_groups)]
         return Corpus("small", images, texts, {name: groups}).split(name)
 

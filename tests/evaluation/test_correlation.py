@@ -1,4 +1,4 @@
-"""Correlation maps of picture features."""
+"""Correlation maps of image features."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from quintet.codes import Codes
 from quintet.data.batches import ImageBatch
 from quintet.errors import QuintetError
 from quintet.evaluation.correlation import (
-    choose_pictures,
+    choose_images,
     code_features,
     correlation_map,
     find_tower,
@@ -29,7 +29,7 @@ def test_the_map_is_numpys() -> None:
 
 
 def test_equal_features_are_refused() -> None:
-    with pytest.raises(QuintetError, match="picture 1"):
+    with pytest.raises(QuintetError, match="image 1"):
         correlation_map([[1.0, 2.0], [3.0, 3.0]])
 
 
@@ -38,16 +38,16 @@ def test_the_summary_leaves_the_diagonal_out() -> None:
     assert found["mean"] == pytest.approx(0.1)
     assert found["mean_absolute"] == pytest.approx(1.1 / 3)
     assert found["largest"] == 0.5
-    with pytest.raises(QuintetError, match="two pictures"):
+    with pytest.raises(QuintetError, match="two images"):
         map_summary(np.ones((1, 1)))
 
 
-def test_chosen_pictures_are_of_different_groups(make_split: Callable[..., object]) -> None:
+def test_chosen_images_are_of_different_groups(make_split: Callable[..., object]) -> None:
     split = make_split([0, 0, 1, 1, 2, 2, 3], [0, 1, 2, 3])
-    chosen = choose_pictures(split, 3, seed=1)  # type: ignore[arg-type]
-    assert len({picture.group for picture in chosen}) == 3
-    assert chosen == choose_pictures(split, 3, seed=1)  # type: ignore[arg-type]
-    assert len(choose_pictures(split, 100)) == 4  # type: ignore[arg-type]
+    chosen = choose_images(split, 3, seed=1)  # type: ignore[arg-type]
+    assert len({image.group for image in chosen}) == 3
+    assert chosen == choose_images(split, 3, seed=1)  # type: ignore[arg-type]
+    assert len(choose_images(split, 100)) == 4  # type: ignore[arg-type]
 
 
 def test_padding_is_no_feature() -> None:

@@ -1,4 +1,4 @@
-"""Words removed one at a time, against a plain loop that does it sentence by sentence."""
+"""Words removed one at a time, against a plain loop that does it text by text."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from quintet.data.wordpiece import WordPiece
 from quintet.evaluation.discriminative_words import WordDrops, word_drops, word_means
 from quintet.models import create_model
 
-SENTENCES = ["a red ball", "a dog with a blue ball", "red"]
+TEXTS = ["a red ball", "a dog with a blue ball", "red"]
 SIZES = {"embed_dim": 6, "word_dim": 5}
 
 
 def brute_force(matcher: Any, tokenizer: WordVocabulary, images: Codes, sentences: list[str]) -> list[list[float]]:
-    """One sentence at a time, each word taken out of the text itself."""
+    """One text at a time, each word taken out of the text itself."""
     found = []
     for row, sentence in enumerate(sentences):
         words = sentence.split()
@@ -37,22 +37,22 @@ def brute_force(matcher: Any, tokenizer: WordVocabulary, images: Codes, sentence
 @pytest.mark.parametrize("batch_size", [2, 256])
 def test_against_brute_force(name: str, batch_size: int) -> None:
     torch.manual_seed(0)
-    tokenizer = WordVocabulary.build(SENTENCES, min_count=1)
+    tokenizer = WordVocabulary.build(TEXTS, min_count=1)
     matcher: Any = create_model(name, vocabulary_size=len(tokenizer), image_dim=8, **SIZES).eval()
     images = matcher.encode_images(ImageBatch(fragments=torch.randn(3, 4, 8)))
     with torch.no_grad():
-        expected = brute_force(matcher, tokenizer, images, SENTENCES)
+        expected = brute_force(matcher, tokenizer, images, TEXTS)
     matcher.train()  # the words are looked at as they are measured, whatever the mode
-    found = word_drops(matcher, tokenizer, images.detach(), SENTENCES, batch_size=batch_size)
+    found = word_drops(matcher, tokenizer, images.detach(), TEXTS, batch_size=batch_size)
     assert matcher.training
-    for sentence, one, drops in zip(SENTENCES, found, expected, strict=True):
+    for sentence, one, drops in zip(TEXTS, found, expected, strict=True):
         assert list(one.words) == sentence.split()
         assert one.drops == pytest.approx(drops, abs=1e-5)
     assert max(abs(drop) for drops in expected for drop in drops) > 1e-3
 
 
 class Summing:
-    """Scores a sentence by the sum of its token ids: what a word carries is its own id."""
+    """Scores a text by the sum of its token ids: what a word carries is its own id."""
 
     image_input = "fragments"
 
@@ -77,8 +77,8 @@ def test_a_word_of_several_pieces_goes_as_a_whole(tmp_path: Any) -> None:
     assert found.top(1) == [1]
 
 
-def test_each_sentence_meets_its_own_picture() -> None:
-    tokenizer = WordVocabulary.build(SENTENCES, min_count=1)
+def test_each_text_meets_its_own_image() -> None:
+    tokenizer = WordVocabulary.build(TEXTS, min_count=1)
     images = Codes(embedding=torch.tensor([[1.0], [10.0]]))
     first, second = word_drops(Summing(), tokenizer, images, ["red ball", "red ball"])  # type: ignore[arg-type]
     assert second.drops == pytest.approx(10 * first.drops)
@@ -103,6 +103,6 @@ def test_means_are_of_words_that_occur_often_enough() -> None:
     assert word_means(found, least=3) == []
 
 
-def test_pictures_and_sentences_must_be_as_many() -> None:
-    with pytest.raises(ValueError, match="2 pictures for 1"):
+def test_images_and_texts_must_be_as_many() -> None:
+    with pytest.raises(ValueError, match="2 images for 1"):
         word_drops(Summing(), WordVocabulary.build(["a"], 1), Codes(embedding=torch.ones(2, 1)), ["a"])  # type: ignore[arg-type]

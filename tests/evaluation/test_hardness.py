@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from quintet.data.corpus import Split
-from quintet.data.draws import draw_offline
-from quintet.data.negatives import NegativeLists
+from quintet.data.negatives import NegativeLists, draw_offline
 from quintet.evaluation.hardness import (
     _random_batches,
     chance_of_top,

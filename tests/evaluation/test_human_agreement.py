@@ -78,7 +78,7 @@ def write(tmp_path: Path) -> Callable[[str], Path]:
     return made
 
 
-def test_captions_of_the_picture_itself_are_left_out(split: Split, write: Callable[[str], Path]) -> None:
+def test_captions_of_the_image_itself_are_left_out(split: Split, write: Callable[[str], Path]) -> None:
     path = write("a.jpg\tb.jpg#1\t1\t2\t1\na.jpg\ta.jpg#0\t4\t4\t4\nc.jpg\tb.jpg#0\t3\t4\t3\n")
     pairs = judged_pairs(read_expert_annotations(path), split)
     assert pairs.own_excluded == 1
@@ -120,8 +120,8 @@ def test_an_ensemble_scores_with_the_mean_of_its_members() -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("a.jpg\tb.jpg#0\t1\t5\t1\n", "line 1: expected PICTURE"),
-        ("a.jpg b.jpg#0 1 2 3\n", "line 1: expected PICTURE"),
+        ("a.jpg\tb.jpg#0\t1\t5\t1\n", "line 1: expected IMAGE"),
+        ("a.jpg b.jpg#0 1 2 3\n", "line 1: expected IMAGE"),
         ("a.jpg\tb.jpg#0\t1\t2\t1\na.jpg\tb.jpg#1\t1\t2\n", "same number of experts"),
         ("\n", "holds no judgement"),
     ],

@@ -41,7 +41,7 @@ def test_folds_keep_every_group_whole_whatever_its_size(make_split: MakeSplit) -
         assert set(split.image_groups[images]) == set(split.text_groups[texts])
 
 
-def test_identity_counts_any_picture_of_the_person(make_split: MakeSplit) -> None:
+def test_identity_counts_any_image_of_the_person(make_split: MakeSplit) -> None:
     split = make_split([0, 0, 1, 1], [0, 1])
     matrix = torch.tensor([[0.1, 0.2], [0.9, 0.3], [0.8, 0.1], [0.0, 0.25]])
     (ranks,) = rank_split(find_protocol("identity"), split, lambda i, t: matrix[i, t])

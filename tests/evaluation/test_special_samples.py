@@ -24,7 +24,7 @@ def test_means_are_over_wrong_candidates_only(block: tuple[int, int]) -> None:
 def test_recalls_are_of_the_chosen_queries() -> None:
     groups = np.arange(10)
     good, bad = np.eye(10), np.eye(10)
-    bad[[0, 1]] = bad[[1, 0]]  # two pictures are taken for each other
+    bad[[0, 1]] = bad[[1, 0]]  # two images are taken for each other
     runs = {"good": ranks_of_matrix(good, groups, groups), "bad": ranks_of_matrix(bad, groups, groups)}
     rows = special_samples(runs, np.linspace(1, 0, 10), np.linspace(0, 1, 10), percents=(10, 40))
     found = {(row["samples"], row["percent"], row["run"]): row for row in rows}

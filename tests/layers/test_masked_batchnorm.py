@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from quintet.layers.masked_batchnorm import masked_batchnorm
+from quintet.layers.batchnorm import masked_batchnorm
 
 
 def picked(norm: nn.BatchNorm1d, rows: torch.Tensor, real: torch.Tensor) -> torch.Tensor:

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from quintet.layers.padded_gru import gru_final, gru_states, unpacked
+from quintet.layers.text import gru_final, gru_states, unpacked
 
 
 @pytest.mark.parametrize("bidirectional", [False, True])
@@ -38,7 +38,7 @@ def test_without_packing_the_gradients_are_the_same() -> None:
 
 
 def test_packing_is_back_after_an_error() -> None:
-    from quintet.layers import padded_gru
+    from quintet.layers import text as padded_gru
 
     with pytest.raises(ZeroDivisionError), unpacked():
         raise ZeroDivisionError

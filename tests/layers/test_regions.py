@@ -108,6 +108,6 @@ def test_channels_are_hidden_in_all_fragments_alike() -> None:
     torch.testing.assert_close(hidden.mean(dim=1), dropout(fragments.mean(dim=1)))
     gone = (hidden == 0).all(dim=1)  # (n, d)
     assert 0.15 < gone.double().mean() < 0.45
-    assert (gone[0] != gone[1]).any(), "pictures lose channels of their own"
+    assert (gone[0] != gone[1]).any(), "images lose channels of their own"
     torch.testing.assert_close(hidden, torch.where(gone[:, None], 0, fragments / 0.7))
     assert dropout.eval()(fragments) is fragments

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from quintet.layers.shared_batchnorm import SharedBatchNorm
+from quintet.layers.batchnorm import SharedBatchNorm
 
 
 @pytest.fixture

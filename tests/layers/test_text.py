@@ -10,7 +10,7 @@ LENGTHS = [2, 5, 1, 5, 3]
 BOTH = pytest.mark.parametrize("bidirectional", [False, True])
 
 
-def sentences(padding: int = 0) -> tuple[Tensor, Tensor]:
+def texts(padding: int = 0) -> tuple[Tensor, Tensor]:
     torch.manual_seed(1)
     tokens = torch.randint(1, 20, (len(LENGTHS), max(LENGTHS) + padding))
     lengths = torch.tensor(LENGTHS)
@@ -19,23 +19,23 @@ def sentences(padding: int = 0) -> tuple[Tensor, Tensor]:
 
 
 @BOTH
-def test_words_are_those_of_each_sentence_alone(bidirectional: bool) -> None:
+def test_words_are_those_of_each_text_alone(bidirectional: bool) -> None:
     encoder = BiGRUEncoder(20, word_dim=4, dim=6, bidirectional=bidirectional).double()
-    tokens, lengths = sentences(padding=3)
+    tokens, lengths = texts(padding=3)
     words, mask = encoder(tokens, lengths)
     assert words.shape == (5, 8, 6)
     assert mask.sum(dim=1).tolist() == LENGTHS
     assert (words[~mask] == 0).all()
     for row, length in enumerate(LENGTHS):
-        states, _ = encoder.rnn(encoder.embed(tokens[row : row + 1, :length]))  # one sentence, not packed
+        states, _ = encoder.rnn(encoder.embed(tokens[row : row + 1, :length]))  # one text, not packed
         expected = (states[0, :, :6] + states[0, :, 6:]) / 2 if bidirectional else states[0]
         torch.testing.assert_close(words[row, :length], expected)
 
 
 @BOTH
-def test_last_state_is_that_of_each_sentence_alone(bidirectional: bool) -> None:
+def test_last_state_is_that_of_each_text_alone(bidirectional: bool) -> None:
     encoder = LastStateGRU(20, word_dim=4, dim=6, bidirectional=bidirectional).double()
-    tokens, lengths = sentences(padding=3)
+    tokens, lengths = texts(padding=3)
     vectors = encoder(tokens, lengths)
     for row, length in enumerate(LENGTHS):
         states, _ = encoder.rnn(encoder.embed(tokens[row : row + 1, :length]))
@@ -46,7 +46,7 @@ def test_last_state_is_that_of_each_sentence_alone(bidirectional: bool) -> None:
 @pytest.mark.parametrize("kind", [BiGRUEncoder, LastStateGRU])
 def test_order_and_padding_change_nothing(kind: type) -> None:
     encoder = kind(20, word_dim=4, dim=6).double()
-    tokens, lengths = sentences()
+    tokens, lengths = texts()
 
     def vectors(tokens: Tensor, lengths: Tensor) -> Tensor:
         out = encoder(tokens, lengths)
@@ -63,7 +63,7 @@ def test_order_and_padding_change_nothing(kind: type) -> None:
 @pytest.mark.parametrize("kind", [BiGRUEncoder, LastStateGRU])
 def test_gradients_reach_every_parameter(kind: type) -> None:
     encoder = kind(20, word_dim=4, dim=6)
-    out = encoder(*sentences())
+    out = encoder(*texts())
     (out if isinstance(out, Tensor) else out[0]).square().sum().backward()
     assert all(parameter.grad is not None and parameter.grad.abs().sum() > 0 for parameter in encoder.parameters())
 
@@ -78,7 +78,7 @@ def test_names_are_those_of_the_authors(kind: type) -> None:
 
 
 @pytest.mark.parametrize("kind", [BiGRUEncoder, LastStateGRU])
-def test_no_sentence_at_all(kind: type) -> None:
+def test_no_text_at_all(kind: type) -> None:
     out = kind(20, word_dim=4, dim=6)(torch.zeros(0, 3, dtype=torch.int64), torch.zeros(0, dtype=torch.int64))
     assert out.shape == (0, 6) if isinstance(out, Tensor) else out[0].shape == (0, 3, 6)
 
@@ -87,13 +87,13 @@ def test_no_sentence_at_all(kind: type) -> None:
 def test_half_precision_by_autocast(kind: type) -> None:
     encoder = kind(20, word_dim=4, dim=6)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        out = encoder(*sentences())
+        out = encoder(*texts())
     assert (out if isinstance(out, Tensor) else out[0]).isfinite().all()
 
 
 def test_dropout_acts_in_training_only() -> None:
     encoder = LastStateGRU(20, word_dim=4, dim=6, dropout=0.5)
-    tokens, lengths = sentences()
+    tokens, lengths = texts()
     assert not encoder(tokens, lengths).equal(encoder(tokens, lengths))
     encoder.eval()
     assert encoder(tokens, lengths).equal(encoder(tokens, lengths))

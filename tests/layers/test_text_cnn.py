@@ -9,7 +9,7 @@ from quintet.layers.text_cnn import TextCNN
 
 
 def by_convolution(cnn: TextCNN, words: Tensor) -> Tensor:
-    """(L, in_dim) -> (dim,): torch's own convolution, one sentence without padding."""
+    """(L, in_dim) -> (dim,): torch's own convolution, one text without padding."""
     pooled = []
     for window, bank in zip(cnn.windows, cnn.filter_banks, strict=True):
         kernel = bank.weight.view(cnn.filters, window, cnn.in_dim).transpose(1, 2)  # (filters, in_dim, window)
@@ -24,7 +24,7 @@ def by_convolution(cnn: TextCNN, words: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize("norm", ["l2", "layernorm"])
-def test_sentences_equal_torchs_convolution(inside: bool, norm: str) -> None:
+def test_texts_equal_torchs_convolution(inside: bool, norm: str) -> None:
     torch.manual_seed(0)
     cnn = TextCNN(6, 4, filters=5, norm=norm, inside=inside).double()  # type: ignore[arg-type]
     words = torch.randn(4, 5, 6, dtype=torch.float64)

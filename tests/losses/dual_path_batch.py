@@ -1,4 +1,4 @@
-"""A small batch for the losses of Dual-Path, and the whole or a share of it in one or two processes."""
+"""A small batch for the losses of Dual-Path, and the whole or a share of it in one or two distributed."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn
 
-from quintet import processes
+from quintet import distributed
 from quintet.data.batches import ImageBatch, PairBatch, TextBatch, TextPool
-from quintet.layers.shared_batchnorm import share_batchnorms
+from quintet.layers.batchnorm import share_batchnorms
 from quintet.losses.step import Progress, Step
 from quintet.models.dual_path import DualPath, build_dual_path
 
-SENTENCES = [[5, 6, 2], [7, 2], [2], [8, 9, 4, 2], [3, 5], [9, 8], [4]]
-GROUPS = torch.tensor([0, 1, 2, 2, 3, 4, 5])  # two pictures of group 2
-TOTAL, CLASSES, DIM = len(SENTENCES), 8, 6
+TEXTS = [[5, 6, 2], [7, 2], [2], [8, 9, 4, 2], [3, 5], [9, 8], [4]]
+GROUPS = torch.tensor([0, 1, 2, 2, 3, 4, 5])  # two images of group 2
+TOTAL, CLASSES, DIM = len(TEXTS), 8, 6
 POOL = [[4, 4], [5], [6, 7, 8], [9, 9], [2, 3, 4]]
 POOL_GROUPS = torch.tensor([0, 2, 6, 1, 7])
 
@@ -38,7 +38,7 @@ def batch(rows: slice = slice(None), pool: bool = True) -> PairBatch:
     random = torch.Generator().manual_seed(3)
     regions = torch.randn(TOTAL, 3, 4, dtype=torch.float64, generator=random)
     chances, pool_chances = torch.rand(TOTAL, generator=random), torch.rand(len(POOL), generator=random)
-    texts = TextBatch.from_ids(SENTENCES)
+    texts = TextBatch.from_ids(TEXTS)
     texts = TextBatch(texts.tokens, texts.lengths, chances=chances).take(rows)
     numbers = torch.arange(TOTAL)[rows]
     pooled = TextBatch.from_ids(POOL)
@@ -52,17 +52,17 @@ def trained(make: Callable[[], nn.Module], seed: int = 2) -> dict[str, Any]:
     """One step: all values, and the gradients of everything, whoever has it."""
     model, objective = matcher(), make().double()
     share_batchnorms(model)
-    torch.manual_seed(seed + processes.rank())  # each process has a random stream of its own
-    terms = objective(Step(model, batch(processes.share(TOTAL)), Progress(), TOTAL))
+    torch.manual_seed(seed + distributed.rank())  # each process has a random stream of its own
+    terms = objective(Step(model, batch(distributed.share(TOTAL)), Progress(), TOTAL))
     sum(term.weight * term.values.sum() for term in terms.values()).backward()
     named = {**dict(model.named_parameters()), **dict(objective.named_parameters())}
-    processes.sum_gradients(named.values())
+    distributed.sum_gradients(named.values())
     gradients = {}
     for name, parameter in named.items():
-        rows = processes.whole_rows(parameter)
+        rows = distributed.global_rows(parameter)
         assert parameter.grad is not None, name
-        gradients[name] = parameter.grad if rows is None else processes.gather_rows(parameter.grad, rows)
-    values = {name: processes.gather_rows(term.values.detach(), TOTAL) for name, term in terms.items()}
+        gradients[name] = parameter.grad if rows is None else distributed.gather_rows(parameter.grad, rows)
+    values = {name: distributed.gather_rows(term.values.detach(), TOTAL) for name, term in terms.items()}
     return {"values": values, "gradients": gradients}
 
 

@@ -16,8 +16,8 @@ from quintet.errors import RecipeError
 from quintet.losses.caption import CaptionObjective, caption_cost, caption_targets
 from quintet.losses.step import Progress, Step
 from quintet.models.vsrn import build_vsrn
-from quintet.training.convert.checkpoint import OriginalCheckpoint
-from quintet.training.convert.translate import translate
+from quintet.runs.convert.checkpoint import OriginalCheckpoint
+from quintet.runs.convert.translate import translate
 
 # the released generator's names -> ours
 NAMES = {
@@ -90,7 +90,7 @@ def test_targets_word_by_word(lengths: list[int], longest: int | None, learn_pad
         assert found == pairs
 
 
-def test_cost_is_minus_the_log_probability_of_the_sentence() -> None:
+def test_cost_is_minus_the_log_probability_of_the_text() -> None:
     scores = torch.randn(2, 3, 5, dtype=torch.float64)
     wanted = torch.tensor([[1, 2, 3], [4, 0, 0]])
     counts = torch.tensor([[True, True, True], [True, False, False]])
@@ -102,7 +102,7 @@ def test_cost_is_minus_the_log_probability_of_the_sentence() -> None:
     torch.testing.assert_close(caption_cost(scores, wanted, counts), torch.stack(expected))
 
 
-def test_gradients_reach_the_picture_side_and_nothing_is_counted_twice() -> None:
+def test_gradients_reach_the_image_side_and_nothing_is_counted_twice() -> None:
     matcher = build_vsrn(image_dim=6, vocabulary_size=12, embed_dim=8, word_dim=5).train()
     objective = CaptionObjective(12, region_dim=8, hidden=5, word_dim=4)
     step = step_of(matcher, torch.randn(3, 4, 6), TextBatch.from_ids([[1, 5, 2], [1, 2], [1, 6, 7, 2]]))
@@ -112,7 +112,7 @@ def test_gradients_reach_the_picture_side_and_nothing_is_counted_twice() -> None
     assert len({id(parameter) for parameter in parameters}) == len(parameters)
 
 
-def test_it_learns_to_tell_two_pictures_apart() -> None:
+def test_it_learns_to_tell_two_images_apart() -> None:
     torch.manual_seed(0)
     matcher = build_vsrn(image_dim=6, vocabulary_size=8, embed_dim=8, word_dim=5, variant="coco").train()
     objective = CaptionObjective(8, region_dim=8, hidden=12, word_dim=4, dropout=0.0)
@@ -128,7 +128,7 @@ def test_it_learns_to_tell_two_pictures_apart() -> None:
     assert cost.item() < 0.5
 
 
-def test_one_token_sentences_cost_nothing() -> None:
+def test_one_token_texts_cost_nothing() -> None:
     matcher = build_vsrn(image_dim=6, vocabulary_size=12, embed_dim=8, word_dim=5).train()
     objective = CaptionObjective(12, region_dim=8, hidden=5, word_dim=4)
     term = objective(step_of(matcher, torch.randn(2, 4, 6), TextBatch.from_ids([[2], [2]])))["caption"]

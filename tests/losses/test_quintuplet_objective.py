@@ -1,4 +1,4 @@
-"""The objective of the second round: variants, warm-up, logging terms, and the same numbers from two processes."""
+"""The objective of the second round: variants, warm-up, logging terms, and the same numbers from two distributed."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor, nn
 
-from quintet import processes
+from quintet import distributed
 from quintet.codes import Codes
 from quintet.data.batches import ImageBatch, OfflineBatch, PairBatch, TextBatch
 from quintet.errors import RecipeError
 from quintet.losses import OBJECTIVES
 from quintet.losses.quintuplet import (
+    QuintupletObjective,
     adaptive_offline_quintuplet,
     offline_quintuplet,
     offline_triplet,
     online_quintuplet,
     only_offline,
 )
-from quintet.losses.quintuplet_objective import QuintupletObjective
 from quintet.losses.step import Progress, Step
 from quintet.losses.triplet import triplet
 
 
 class Toy(nn.Module):
-    """Pictures through a linear map, sentences through a table; counts what it encodes."""
+    """Images through a linear map, texts through a table; counts what it encodes."""
 
     image_input = "fragments"
 
@@ -71,7 +71,7 @@ def make_batch(n: int = 7, seed: int = 0, offline: bool = True, rows: slice = sl
         tokens = torch.randint(40, (n, 1), generator=generator)[rows]
         return TextBatch(tokens, torch.ones(len(tokens), dtype=torch.int64))
 
-    groups = torch.arange(n)[rows] // 2  # two captions of most pictures
+    groups = torch.arange(n)[rows] // 2  # two captions of most images
     batch = PairBatch(images(), texts(), groups, groups, groups, torch.arange(n)[rows])
     return replace(batch, offline=OfflineBatch(texts(), images(), images(), texts())) if offline else batch
 
@@ -192,7 +192,7 @@ def gradients_of(step: Step, variant: str) -> list[Tensor]:
     terms = QuintupletObjective(variant=variant)(step)  # type: ignore[arg-type]
     torch.stack([term.weight * term.values.sum() for term in terms.values()]).sum().backward()
     parameters = list(step.matcher.parameters())  # type: ignore[attr-defined]
-    processes.sum_gradients(parameters)
+    distributed.sum_gradients(parameters)
     return [parameter.grad for parameter in parameters]
 
 
@@ -201,7 +201,7 @@ def work(rank: int, port: int, folder: str) -> None:
     dist.init_process_group("gloo", rank=rank, world_size=2)
     try:
         for variant in ("adaptive", "online_quintuplet"):
-            found = gradients_of(step_of(make_batch(rows=processes.share(7)), total=7), variant)
+            found = gradients_of(step_of(make_batch(rows=distributed.share(7)), total=7), variant)
             if rank == 0:
                 torch.save(found, Path(folder) / f"{variant}.pt")
     finally:

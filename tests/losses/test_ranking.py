@@ -16,7 +16,7 @@ from tests.losses.dual_path_batch import (
     matcher,
 )
 
-from quintet import processes
+from quintet import distributed
 from quintet.errors import RecipeError
 from quintet.losses.ranking import RankingObjective, random_columns
 from quintet.losses.step import Progress, Step
@@ -36,7 +36,7 @@ def test_eq_4_with_the_negatives_that_are_drawn() -> None:
     assert images is not None
     assert texts is not None
     torch.manual_seed(2)
-    chances = torch.rand(2, TOTAL, TOTAL, generator=processes.shared_generator(torch.device("cpu")))
+    chances = torch.rand(2, TOTAL, TOTAL, generator=distributed.shared_generator(torch.device("cpu")))
 
     def cosine(i: int, t: int) -> torch.Tensor:
         return torch.nn.functional.cosine_similarity(images[i], texts[t], dim=0)
@@ -75,8 +75,8 @@ def test_a_batch_of_one_group_costs_nothing() -> None:
     assert not any(term.values.any() for term in RankingObjective()(step).values())
 
 
-def test_the_hardest_sentence_of_the_pool() -> None:
-    """Found in evaluation mode, learned from in training mode; sentences of the picture's own group are left out."""
+def test_the_hardest_text_of_the_pool() -> None:
+    """Found in evaluation mode, learned from in training mode; texts of the image's own group are left out."""
     model, module = matcher(), RankingObjective(margin=1.0, negatives="hardest")
     pairs = batch()
     assert pairs.pool is not None

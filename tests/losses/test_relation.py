@@ -1,4 +1,4 @@
-"""HREM's objective: terms against the pieces they are made of, gradients, warm-up, determinism, two processes."""
+"""HREM's objective: terms against the pieces they are made of, gradients, warm-up, determinism, two distributed."""
 
 from __future__ import annotations
 
@@ -14,19 +14,18 @@ import torch.multiprocessing as mp
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from quintet import processes
+from quintet import distributed
 from quintet.data.batches import ImageBatch, PairBatch, TextBatch
 from quintet.errors import RecipeError
-from quintet.layers.fragment_matching import match_fragments
 from quintet.losses.distance_weighted import sampled_triplet
-from quintet.losses.relation import RelationObjective
+from quintet.losses.relation import RelationObjective, match_fragments
 from quintet.losses.step import Progress, Step
 from quintet.models.hrem import HREM, build_hrem
 from quintet.models.vse import build_vse
 
-SENTENCES = [[1, 5, 6, 2], [1, 7, 2], [1, 2], [1, 8, 9, 4, 2], [1, 3, 5, 2], [1, 9, 2]]
-GROUPS = torch.tensor([0, 1, 2, 2, 3, 4])  # two captions of picture 2
-TOTAL = len(SENTENCES)
+TEXTS = [[1, 5, 6, 2], [1, 7, 2], [1, 2], [1, 8, 9, 4, 2], [1, 3, 5, 2], [1, 9, 2]]
+GROUPS = torch.tensor([0, 1, 2, 2, 3, 4])  # two captions of image 2
+TOTAL = len(TEXTS)
 
 
 def matcher() -> HREM:
@@ -37,11 +36,11 @@ def matcher() -> HREM:
 def batch(rows: slice = slice(None)) -> PairBatch:
     generator = torch.Generator().manual_seed(3)
     regions = torch.randn(TOTAL, 4, 7, generator=generator)
-    regions[3] = regions[2]  # pairs 2 and 3 are the same picture
+    regions[3] = regions[2]  # pairs 2 and 3 are the same image
     mask = torch.ones(TOTAL, 4, dtype=torch.bool)
     mask[0, 2:] = False
     numbers = torch.arange(TOTAL)
-    texts = TextBatch.from_ids(SENTENCES[rows])
+    texts = TextBatch.from_ids(TEXTS[rows])
     images = ImageBatch(fragments=regions[rows], mask=mask[rows])
     return PairBatch(images, texts, GROUPS[rows], GROUPS[rows], numbers[rows], numbers[rows])
 
@@ -91,7 +90,7 @@ def test_terms_are_made_of_their_pieces(mechanism: str) -> None:
     assert found["without_candidates"].weight == 0
 
 
-def test_two_captions_of_one_picture_are_positives_of_it() -> None:
+def test_two_captions_of_one_image_are_positives_of_it() -> None:
     """Pairs 2 and 3: each anchor has two positives, so two triplets a direction, and never a negative of the other."""
     model, module = matcher(), objective(relations="none", margin=10.0)
     values = terms_of(module, model=model)["initial"].values
@@ -107,7 +106,7 @@ def test_two_captions_of_one_picture_are_positives_of_it() -> None:
     assert not without.any()
 
 
-def test_a_batch_of_one_picture_alone_costs_nothing_and_is_counted() -> None:
+def test_a_batch_of_one_image_alone_costs_nothing_and_is_counted() -> None:
     whole = batch()
     same = torch.zeros(TOTAL, dtype=torch.int64)
     step = Step(matcher(), PairBatch(whole.images, whole.texts, same, same, same, same), Progress())
@@ -243,12 +242,12 @@ def work(rank: int, port: int, folder: str, mechanism: str) -> None:
     try:
         model, module = matcher(), objective(mechanism=mechanism)
         torch.manual_seed(2 + rank)  # each process has a random stream of its own
-        terms = module(Step(model, batch(processes.share(TOTAL)), Progress(), TOTAL))
+        terms = module(Step(model, batch(distributed.share(TOTAL)), Progress(), TOTAL))
         sum(term.weight * term.values.sum() for term in terms.values()).backward()
         parameters = [*model.parameters(), *module.parameters()]
-        processes.sum_gradients(parameters)
+        distributed.sum_gradients(parameters)
         results = {
-            "values": {name: processes.gather_rows(term.values.detach(), TOTAL) for name, term in terms.items()},
+            "values": {name: distributed.gather_rows(term.values.detach(), TOTAL) for name, term in terms.items()},
             "gradients": [parameter.grad for parameter in parameters],
         }
         torch.save(results, Path(folder) / f"{rank}.pt")
@@ -259,7 +258,7 @@ def work(rank: int, port: int, folder: str, mechanism: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("mechanism", ["fusion", "standalone"])
 def test_two_processes_equal_one(tmp_path: Path, mechanism: str) -> None:
-    """Sentences of unlike lengths in the two shares; the same draws; parameters of the graph counted once."""
+    """Texts of unlike lengths in the two shares; the same draws; parameters of the graph counted once."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

@@ -69,7 +69,7 @@ def make_case(
     spread: int = 2,
     sentences: int = 0,
 ) -> Case:
-    """`sentences`: how many different ones there are; 0: all differ."""
+    """`texts`: how many different ones there are; 0: all differ."""
     rng = np.random.default_rng(seed)
     images, texts = [], []
     for group in range(groups):

@@ -11,8 +11,8 @@ from quintet.data.negatives import NegativeLists
 from quintet.errors import CorpusError
 from quintet.mining import run as mining_run
 from quintet.mining.run import mine_run
+from quintet.runs.run import open_run
 from quintet.training.recipe import parse_recipe
-from quintet.training.run import open_run
 from quintet.training.stages import train
 
 

@@ -18,9 +18,9 @@ from quintet.data.negatives import NegativeLists
 from quintet.mining.mine import mine
 from quintet.mining.plan import Tuning
 from quintet.mining.run import mine_run
+from quintet.runs.run import open_run
 from quintet.scores.embedding import dot_scores
 from quintet.training.recipe import parse_recipe
-from quintet.training.run import open_run
 from quintet.training.stages import train
 
 WAYS: dict[str, dict[str, Any]] = {

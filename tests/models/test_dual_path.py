@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from quintet.backbones import create_tower
 from quintet.data.batches import ImageBatch, TextBatch
 from quintet.errors import RecipeError
-from quintet.layers.word_places import place_words
 from quintet.models import dual_path
-from quintet.models.dual_path import DualPath, FeaturePath, PixelPath, build_dual_path
+from quintet.models.dual_path import DualPath, FeaturePath, PixelPath, build_dual_path, place_words
 
 SENTENCES = [[4, 5, 6], [7], [9, 8, 4, 5, 6]]
 TEXTS = TextBatch.from_ids(SENTENCES)
@@ -123,7 +122,7 @@ def by_start(model: DualPath, starts: list[int]) -> Tensor:
     return model.text_encoder.head(model.text_encoder.cnn(placed))
 
 
-def test_sentences_are_placed_by_their_chance_in_training_and_left_when_measured() -> None:
+def test_texts_are_placed_by_their_chance_in_training_and_left_when_measured() -> None:
     model = matcher()
     texts = TextBatch(TEXTS.tokens, TEXTS.lengths, chances=torch.tensor([0.99, 0.5, 0.0]))
     assert model.random_places
@@ -157,7 +156,7 @@ def test_all_positions_are_averaged(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(model.text_encoder(TEXTS), expected)
 
 
-def test_long_sentences_lose_their_end() -> None:
+def test_long_texts_lose_their_end() -> None:
     model = matcher(length=4).eval()
     long, cut = TextBatch.from_ids([[4, 5, 6, 7, 8, 9]]), TextBatch.from_ids([[4, 5, 6, 7]])
     torch.testing.assert_close(embedding(model.encode_texts(long)), embedding(model.encode_texts(cut)))
@@ -177,7 +176,7 @@ def test_padding_and_order_change_nothing(test_positions: str) -> None:
         )
 
 
-def test_a_sentence_without_known_words_is_an_empty_one() -> None:
+def test_a_text_without_known_words_is_an_empty_one() -> None:
     model = matcher().eval()
     empty = model.encode_texts(TextBatch.from_ids([[0]]))
     assert embedding(empty).isfinite().all()
@@ -218,7 +217,7 @@ def test_mistakes_are_named(options: dict[str, Any], message: str) -> None:
         matcher(**options)
 
 
-def test_the_wrong_kind_of_pictures_is_told() -> None:
+def test_the_wrong_kind_of_images_is_told() -> None:
     with pytest.raises(ValueError, match="takes pixels, not features"):
         on_pixels().encode_images(features())
     with pytest.raises(ValueError, match="takes features, not pixels"):

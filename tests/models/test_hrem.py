@@ -12,11 +12,11 @@ import quintet
 from quintet.data.batches import ImageBatch, TextBatch
 from quintet.errors import RecipeError
 from quintet.models.hrem import HREM, build_hrem
-from quintet.training.convert import ConversionError, convert, read_checkpoint, translate
+from quintet.runs.convert import ConversionError, convert, read_checkpoint, translate
 
 SENTENCES = [[1, 5, 6, 2], [1, 7, 2], [1, 2], [1, 8, 9, 4, 2]]
 TEXTS = TextBatch.from_ids(SENTENCES)
-LENGTHS = [5, 2, 3, 4]  # regions of a picture
+LENGTHS = [5, 2, 3, 4]  # regions of an image
 
 
 def images() -> ImageBatch:
@@ -43,7 +43,7 @@ def pooled(aggregation: Any, own: Tensor, beta: float, top: int) -> Tensor:
 
 @pytest.mark.parametrize("projection", ["linear", "mlp"])
 @pytest.mark.parametrize("top", [1, 2])
-def test_pictures_one_at_a_time(projection: str, top: int) -> None:
+def test_images_one_at_a_time(projection: str, top: int) -> None:
     """Section 3.1 and Eq. 2, without padding; in evaluation the MLP's statistics are fixed."""
     matcher = small(projection=projection, top=top, beta=0.6).eval()
     batch = images()
@@ -62,7 +62,7 @@ def test_pictures_one_at_a_time(projection: str, top: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["bigru", "small"])
-def test_sentences_one_at_a_time(text: str) -> None:
+def test_texts_one_at_a_time(text: str) -> None:
     """Eq. 3 over the words of either encoder, whatever the neighbours' lengths."""
     matcher = small(text=text).eval()
     found = matcher.encode_texts(TEXTS).embedding
@@ -218,7 +218,7 @@ def test_what_a_released_checkpoint_does_not_say_is_told(tmp_path: Path) -> None
         translate("scan", read_checkpoint(path))
 
 
-def test_a_converted_run_reads_sentences_with_berts_vocabulary(tmp_path: Path) -> None:
+def test_a_converted_run_reads_texts_with_berts_vocabulary(tmp_path: Path) -> None:
     path, _ = released_checkpoint(tmp_path / "best", heads=4, bert_heads=2)
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "red", "dog", "##s", ".", "cat", "on"]
     (tmp_path / "vocab.txt").write_text("\n".join(pieces) + "\n", encoding="utf-8")

@@ -42,7 +42,7 @@ def pictures(lengths: tuple[int, ...] = (5, 3, 4)) -> ImageBatch:
     return ImageBatch(fragments=fragments * mask[..., None], mask=mask, boxes=torch.rand(len(lengths), max(lengths), 4))
 
 
-SENTENCES = TextBatch.from_ids([[1, 5, 6, 2], [1, 7, 2], [1, 2], [1, 8, 9, 4, 3, 2]])
+TEXTS = TextBatch.from_ids([[1, 5, 6, 2], [1, 7, 2], [1, 2], [1, 8, 9, 4, 3, 2]])
 
 
 class Twin:
@@ -129,7 +129,7 @@ def test_scores_are_those_of_the_equations_pair_by_pair(choice: dict[str, Any]) 
         inside=choice.get("windows") == "inside",
         alpha=choice.get("alpha", 0.2),
     )
-    images, texts = pictures(), SENTENCES
+    images, texts = pictures(), TEXTS
     with torch.no_grad():
         image_codes, text_codes = matcher.encode_images(images), matcher.encode_texts(texts)
         expected = twin.scores(images, texts)
@@ -147,27 +147,27 @@ def test_padding_and_neighbours_change_nothing() -> None:
     images = pictures()
     assert images.fragments is not None
     with torch.no_grad():
-        whole = matcher.score(matcher.encode_images(images), matcher.encode_texts(SENTENCES))
-        longer = TextBatch(torch.nn.functional.pad(SENTENCES.tokens, (0, 3), value=9), SENTENCES.lengths)
+        whole = matcher.score(matcher.encode_images(images), matcher.encode_texts(TEXTS))
+        longer = TextBatch(torch.nn.functional.pad(TEXTS.tokens, (0, 3), value=9), TEXTS.lengths)
         more = ImageBatch(
             fragments=torch.nn.functional.pad(images.fragments, (0, 0, 0, 2), value=7.0),
             mask=torch.nn.functional.pad(images.real(), (0, 2)),
         )
         assert (matcher.score(matcher.encode_images(more), matcher.encode_texts(longer)) - whole).abs().max() < 1e-12
         order = torch.tensor([3, 1, 0, 2])
-        shuffled = TextBatch(SENTENCES.tokens[order], SENTENCES.lengths[order])
+        shuffled = TextBatch(TEXTS.tokens[order], TEXTS.lengths[order])
         found = matcher.score(matcher.encode_images(images), matcher.encode_texts(shuffled))
         assert (found - whole[:, order]).abs().max() < 1e-12
         regions = torch.tensor([2, 0, 1, 3, 4])
         turned = ImageBatch(fragments=images.fragments[:, regions], mask=images.real()[:, regions])
-        found = matcher.score(matcher.encode_images(turned), matcher.encode_texts(SENTENCES))
+        found = matcher.score(matcher.encode_images(turned), matcher.encode_texts(TEXTS))
         assert (found - whole).abs().max() < 1e-12
 
 
 def test_the_work_of_an_item_is_done_once(monkeypatch: pytest.MonkeyPatch) -> None:
     matcher = make(budget=1)
     with torch.no_grad():
-        image_codes, text_codes = matcher.encode_images(pictures()), matcher.encode_texts(SENTENCES)
+        image_codes, text_codes = matcher.encode_images(pictures()), matcher.encode_texts(TEXTS)
         assert matcher.cross is not None
         for part in ("project", "attend_own", "forward"):
             monkeypatch.setattr(matcher.cross.unit, part, None)
@@ -179,8 +179,8 @@ def test_the_embedding_part_is_the_score_at_alpha_zero() -> None:
     plain = make(alpha=0.0)
     plain.load_state_dict(matcher.state_dict())
     with torch.no_grad():
-        codes = matcher.encode_images(pictures()), matcher.encode_texts(SENTENCES)
-        without = plain.encode_images(pictures()), plain.encode_texts(SENTENCES)
+        codes = matcher.encode_images(pictures()), matcher.encode_texts(TEXTS)
+        without = plain.encode_images(pictures()), plain.encode_texts(TEXTS)
         assert without[0].fragments is None
         assert torch.equal(matcher.score_embeddings(*codes), plain.score(*without))
         pairs = plain.score_pairs(without[0], without[1][:3])
@@ -191,7 +191,7 @@ def test_the_embedding_part_is_the_score_at_alpha_zero() -> None:
 def test_reranking_everything_is_scoring_everything(queries: Any) -> None:
     matcher = make()
     with torch.no_grad():
-        codes = matcher.encode_images(pictures((5, 3, 4, 2, 1))), matcher.encode_texts(SENTENCES)
+        codes = matcher.encode_images(pictures((5, 3, 4, 2, 1))), matcher.encode_texts(TEXTS)
         scores = matcher.score(*codes) if queries == "images" else matcher.score(*codes).T
         found, rows = rerank(matcher, *codes, shortlist(*codes, k=99, queries=queries), queries=queries)
         expected, order = scores.sort(dim=1, descending=True)
@@ -204,7 +204,7 @@ def test_reranking_everything_is_scoring_everything(queries: Any) -> None:
 
 def test_attention_shows_real_words_and_regions() -> None:
     matcher = make()
-    codes = matcher.encode_images(pictures()), matcher.encode_texts(SENTENCES)
+    codes = matcher.encode_images(pictures()), matcher.encode_texts(TEXTS)
     shown = matcher.attention(codes[0][1], codes[1][0])
     assert shown.weights.shape == (4, 3)
     assert shown.boxes is not None
@@ -217,23 +217,23 @@ def test_attention_shows_real_words_and_regions() -> None:
 def test_features_in_the_batch_stand_in_for_the_encoder() -> None:
     matcher = make()
     with torch.no_grad():
-        features = matcher.text_encoder(SENTENCES.tokens, SENTENCES.lengths)
-        given = TextBatch(SENTENCES.tokens, SENTENCES.lengths, features)
-        expected = matcher.encode_texts(SENTENCES)
+        features = matcher.text_encoder(TEXTS.tokens, TEXTS.lengths)
+        given = TextBatch(TEXTS.tokens, TEXTS.lengths, features)
+        expected = matcher.encode_texts(TEXTS)
         matcher.text_encoder = None  # type: ignore[assignment]
         found = matcher.encode_texts(given)
     assert found.embedding is not None
     assert expected.embedding is not None
     assert torch.equal(found.embedding, expected.embedding)
     with pytest.raises(ValueError, match="features must be"):
-        TextBatch(SENTENCES.tokens, SENTENCES.lengths, features[:, :2])
+        TextBatch(TEXTS.tokens, TEXTS.lengths, features[:, :2])
 
 
 def test_every_weight_learns() -> None:
     matcher = build_mmca(**SMALL, budget=1).train()
     images = pictures((5, 3, 4, 2))
     batch = ImageBatch(fragments=images.fragments.float(), mask=images.mask)  # type: ignore[union-attr]
-    scores = matcher.score(matcher.encode_images(batch), matcher.encode_texts(SENTENCES))
+    scores = matcher.score(matcher.encode_images(batch), matcher.encode_texts(TEXTS))
     (scores * torch.randn(4, 4)).sum().backward()
     for name, parameter in matcher.named_parameters():
         assert parameter.grad is not None, name
@@ -243,9 +243,9 @@ def test_every_weight_learns() -> None:
 def test_autocast_leaves_scores_in_float32() -> None:
     matcher = build_mmca(**SMALL).eval()
     images = ImageBatch(fragments=torch.randn(3, 5, 6))
-    exact = matcher.score(matcher.encode_images(images), matcher.encode_texts(SENTENCES))
+    exact = matcher.score(matcher.encode_images(images), matcher.encode_texts(TEXTS))
     with torch.autocast("cpu", torch.bfloat16):
-        codes = matcher.encode_images(images), matcher.encode_texts(SENTENCES)
+        codes = matcher.encode_images(images), matcher.encode_texts(TEXTS)
         rough = matcher.score(*codes)
     assert codes[0].embedding is not None
     assert codes[0].embedding.dtype == rough.dtype == torch.float32
@@ -349,7 +349,7 @@ def test_a_frozen_encoder_is_read_from_disk_and_the_run_opens_without_its_folder
     with torch.no_grad():
         for run in ("live", "kept", "again"):
             matcher = quintet.load(tmp_path / run)
-            scores.append(matcher.score(matcher.encode_images(images), matcher.encode_texts(SENTENCES)))
+            scores.append(matcher.score(matcher.encode_images(images), matcher.encode_texts(TEXTS)))
     assert (scores[0] - scores[1]).abs().max() < 1e-3, "kept features train the same matcher"
     assert (scores[0] - scores[2]).abs().max() > 1e-2
     assert read_json(tmp_path / "kept" / "model.json")["arguments"]["text_config"]["hidden_size"] == 8

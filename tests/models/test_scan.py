@@ -98,7 +98,7 @@ def test_codes_are_unit_fragments_with_mask_and_boxes(matcher: SCAN) -> None:
 
 
 @pytest.mark.parametrize("direction", ["t2i", "i2t"])
-def test_a_sentence_scores_alone_as_in_a_batch(direction: str) -> None:
+def test_a_text_scores_alone_as_in_a_batch(direction: str) -> None:
     torch.manual_seed(1)
     matcher = build_scan(**SIZES, direction=direction)
     images = matcher.encode_images(some_images())

@@ -23,7 +23,7 @@ from quintet.training.stages import train
 
 
 class BestPair(nn.Module):
-    """Scores a picture and a sentence by their most alike fragment and word."""
+    """Scores an image and a text by their most alike fragment and word."""
 
     image_input = "fragments"
 

@@ -234,7 +234,7 @@ def test_a_tower_that_starts_from_nothing_is_trained() -> None:
 
 
 @pytest.mark.usefixtures("tower")
-def test_the_wrong_kind_of_pictures_is_refused() -> None:
+def test_the_wrong_kind_of_images_is_refused() -> None:
     with pytest.raises(ValueError, match="takes features, not pixels"):
         matcher().encode_images(PIXELS)
     with pytest.raises(ValueError, match="takes pixels, not features"):

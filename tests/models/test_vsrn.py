@@ -16,8 +16,8 @@ from quintet.codes import Codes
 from quintet.data.batches import ImageBatch, TextBatch
 from quintet.errors import RecipeError
 from quintet.models.vsrn import VSRN, build_vsrn
-from quintet.training.convert.checkpoint import OriginalCheckpoint
-from quintet.training.convert.translate import translate
+from quintet.runs.convert.checkpoint import OriginalCheckpoint
+from quintet.runs.convert.translate import translate
 
 
 def make(seed: int = 0, **changes: object) -> VSRN:
@@ -64,7 +64,7 @@ def test_scores_and_loss_of_the_released_code(reference: dict[str, np.ndarray]) 
 @pytest.mark.parametrize("variant", ["f30k", "coco"])
 @settings(max_examples=15, deadline=None)
 @given(lengths=st.lists(st.integers(1, 7), min_size=1, max_size=4), seed=st.integers(0, 999))
-def test_a_picture_does_not_depend_on_padding_or_neighbours(
+def test_a_image_does_not_depend_on_padding_or_neighbours(
     variant: str, normalise_over: str, lengths: list[int], seed: int
 ) -> None:
     matcher = make(variant=variant, normalise_over=normalise_over)
@@ -152,7 +152,7 @@ def test_variants_and_flags() -> None:
         build_vsrn(vocabulary_size=5, image_dim=4, embed_dim=4, normalise_over="rows")  # type: ignore[arg-type]
 
 
-def test_verbs_and_sentences() -> None:
+def test_verbs_and_texts() -> None:
     matcher = quintet.create_model("vsrn", image_dim=6, vocabulary_size=12, embed_dim=8, word_dim=5).eval()
     texts = TextBatch.from_ids([[1, 5, 6, 2], [1, 2], [7]])
     codes = matcher.encode_texts(texts)

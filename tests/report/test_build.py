@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image as Picture
+from PIL import Image as PILImage
 from typer.testing import CliRunner
 
 from quintet.cli.main import app
@@ -25,13 +25,13 @@ CELLS = np.array([[0, 0, 0.5, 0.5], [0.5, 0, 1, 0.5], [0, 0.5, 0.5, 1], [0.5, 0.
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory, make_corpus: Callable[[Path], Path]) -> Path:
-    """A corpus with pictures and boxes, and two runs on it: an embedding matcher and one that attends."""
+    """A corpus with images and boxes, and two runs on it: an embedding matcher and one that attends."""
     root = tmp_path_factory.mktemp("report")
     folder = make_corpus(root / "corpus")
     corpus = Corpus.open(folder)
     images = []
     for number, image in enumerate(corpus.images):
-        Picture.new("RGB", (40, 30), (8 * number, 90, 200)).save(folder / f"{image.id}.png")
+        PILImage.new("RGB", (40, 30), (8 * number, 90, 200)).save(folder / f"{image.id}.png")
         images.append(Image(image.id, image.group, f"{image.id}.png"))
     Corpus("tiny", images, corpus.texts, corpus.splits, root=folder).save(folder)
     store = folder / "features" / "toy"
@@ -120,7 +120,7 @@ def test_single_models_and_ensembles_have_a_table_each(public: Path) -> None:
     assert {row["samples"] for row in numbers["special_samples"]} == {"hard", "infrequent"}
 
 
-def test_without_photographs_no_picture_and_no_sentence_is_in_any_file(home: Path, public: Path) -> None:
+def test_without_photographs_no_image_and_no_text_is_in_any_file(home: Path, public: Path) -> None:
     html = page(public)
     drawings = [base64.b64decode(found).decode() for found in re.findall(r"data:image/svg\+xml;base64,([^\"]+)", html)]
     everything = [html, *drawings, *(path.read_text() for path in public.rglob("*.*") if path.is_file())]

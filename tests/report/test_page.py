@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from quintet.errors import PictureError
+from quintet.errors import ImageError
 from quintet.report.document import THUMBNAIL
 from quintet.report.page import Hit, QueryResult, metrics_table_html, write_search_page
 
@@ -47,7 +47,7 @@ def read(html: str) -> Reader:
 
 
 @pytest.fixture
-def picture(tmp_path: Path) -> Path:
+def image(tmp_path: Path) -> Path:
     Image.new("RGB", (96, 64), (200, 30, 40)).save(tmp_path / "red.png")
     return tmp_path / "red.png"
 
@@ -57,28 +57,28 @@ def page(tmp_path: Path, queries: list[QueryResult], **more: str) -> str:
     return (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
-def test_page_shows_queries_pictures_and_the_right_one(tmp_path: Path, picture: Path) -> None:
-    hits = [Hit(picture, 0.9, "a red star", False), Hit(picture, 0.512345, "two red stars", True)]
+def test_page_shows_queries_images_and_the_right_one(tmp_path: Path, image: Path) -> None:
+    hits = [Hit(image, 0.9, "a red star", False), Hit(image, 0.512345, "two red stars", True)]
     reader = read(page(tmp_path, [QueryResult("a star", hits), QueryResult("no such", hits[:1])]))
     assert [tag["alt"] for tag in reader.all("img")] == ["a red star", "two red stars", "a red star"]
     assert len(reader.all("section")) == 2
     assert reader.text.count("✓ right") == 1  # by a word and a sign, not by colour alone
-    assert "The right picture is at rank 2." in reader.text
-    assert "The right picture is not among the first 1." in reader.text
+    assert "The right image is at rank 2." in reader.text
+    assert "The right image is not among the first 1." in reader.text
     assert "0.512" in reader.text
 
 
-def test_text_is_escaped(tmp_path: Path, picture: Path) -> None:
+def test_text_is_escaped(tmp_path: Path, image: Path) -> None:
     nasty = '<script>alert("1")</script> & \' "'
-    html = page(tmp_path, [QueryResult(nasty, [Hit(picture, 0.0, nasty, False)])], intro=nasty)
+    html = page(tmp_path, [QueryResult(nasty, [Hit(image, 0.0, nasty, False)])], intro=nasty)
     reader = read(html)
     assert not reader.all("script")
     assert reader.text.count(nasty) == 3
     assert reader.all("img")[0]["alt"] == nasty
 
 
-def test_nothing_is_fetched(tmp_path: Path, picture: Path) -> None:
-    html = page(tmp_path, [QueryResult("q", [Hit(picture, 1.0, "c", True)])], above=metrics_table_html([{"a": 1}]))
+def test_nothing_is_fetched(tmp_path: Path, image: Path) -> None:
+    html = page(tmp_path, [QueryResult("q", [Hit(image, 1.0, "c", True)])], above=metrics_table_html([{"a": 1}]))
     reader = read(html)
     addresses = [value for _, tag in reader.tags for key, value in tag.items() if key in ("src", "href", "srcset")]
     assert addresses
@@ -98,22 +98,22 @@ def inlined(html: str) -> Image.Image:
     return Image.open(io.BytesIO(base64.b64decode(match[1])))
 
 
-def test_a_small_picture_is_kept_exactly(tmp_path: Path, picture: Path) -> None:
-    shown = inlined(page(tmp_path, [QueryResult("q", [Hit(picture, 1.0, "c", True)])]))
-    assert shown.tobytes() == Image.open(picture).tobytes()
+def test_a_small_image_is_kept_exactly(tmp_path: Path, image: Path) -> None:
+    shown = inlined(page(tmp_path, [QueryResult("q", [Hit(image, 1.0, "c", True)])]))
+    assert shown.tobytes() == Image.open(image).tobytes()
 
 
 @pytest.mark.parametrize("mode", ["CMYK", "L", "P", "RGBA"])
-def test_a_large_picture_of_any_mode_becomes_a_thumbnail(tmp_path: Path, mode: str) -> None:
+def test_a_large_image_of_any_mode_becomes_a_thumbnail(tmp_path: Path, mode: str) -> None:
     path = tmp_path / ("x.tif" if mode == "CMYK" else "x.png")
     Image.new(mode, (900, 450)).save(path)
     shown = inlined(page(tmp_path, [QueryResult("q", [Hit(path, 1.0, "c", True)])]))
     assert shown.size == (THUMBNAIL, THUMBNAIL // 2)
 
 
-def test_a_broken_picture_is_named_and_no_page_is_left(tmp_path: Path) -> None:
-    (tmp_path / "broken.png").write_bytes(b"no picture")
-    with pytest.raises(PictureError, match=r"broken\.png"):
+def test_a_broken_image_is_named_and_no_page_is_left(tmp_path: Path) -> None:
+    (tmp_path / "broken.png").write_bytes(b"no image")
+    with pytest.raises(ImageError, match=r"broken\.png"):
         page(tmp_path, [QueryResult("q", [Hit(tmp_path / "broken.png", 1.0, "c", True)])])
     assert not (tmp_path / "page.html").exists()
 

@@ -53,5 +53,5 @@ def test_boxes_are_those_of_the_real_regions(make_codes: Callable[..., Codes]) -
 
 
 def test_one_pair_at_a_time(make_codes: Callable[..., Codes]) -> None:
-    with pytest.raises(ValueError, match="one picture and one sentence"):
+    with pytest.raises(ValueError, match="one image and one text"):
         attention_map(make_codes([4, 4]), make_codes([3]), direction="t2i", **SETTINGS)

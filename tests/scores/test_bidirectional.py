@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from quintet.codes import Codes
-from quintet.scores.bidirectional import bfan_scores
+from quintet.scores.cross_attention import bfan_scores
 
 Make = Callable[..., Codes]
 Twin = Callable[..., Tensor]

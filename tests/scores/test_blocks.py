@@ -59,7 +59,7 @@ def test_pairs_are_scored_without_the_other_pairs(make_codes: Make) -> None:
 
 
 def test_training_keeps_little_for_the_backward_pass(make_codes: Make) -> None:
-    """At least five times less than a loop over captions, which keeps a query and a context a word and picture."""
+    """At least five times less than a loop over captions, which keeps a query and a context a word and image."""
     n, regions, words, dim = 24, 9, 6, 256
     images = make_codes([regions] * n, seed=5, dim=dim, dtype=torch.float32)
     texts = make_codes([words] * n, seed=6, dim=dim, dtype=torch.float32)

@@ -120,7 +120,7 @@ def test_zero_and_opposite_fragments_give_finite_scores_and_gradients(
     images = make_codes(image_lengths, seed=14, dtype=torch.float32)
     texts = make_codes(text_lengths, seed=15, dtype=torch.float32)
     first = images.fragments[0, 0]
-    # Every product of the first picture is negative or zero: plain ReLU leaves nothing to normalise.
+    # Every product of the first image is negative or zero: plain ReLU leaves nothing to normalise.
     regions = (images.fragments * 0 + (0.0 if zero else 1.0) * first).requires_grad_()
     words = (texts.fragments * 0 - first).requires_grad_()
     scores = scan_scores(

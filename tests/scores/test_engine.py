@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from quintet.codes import Codes
-from quintet.scores.bidirectional import bfan_scores
-from quintet.scores.cross_attention import scan_scores
+from quintet.scores.cross_attention import bfan_scores, scan_scores
 from quintet.scores.engine import Engine, cosines_by, has_triton, working_copies
 
 

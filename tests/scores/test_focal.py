@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quintet.scores.focal import focal_gates
+from quintet.scores.attention import focal_gates
 
 
 def by_definition(x: list[float], focal: str) -> list[float]:

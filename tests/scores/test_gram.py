@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from quintet.scores import gram
+from quintet.scores import attention as gram
 
 
 def test_cosine_without_the_context_is_the_cosine_with_it() -> None:

@@ -13,9 +13,7 @@ from quintet.codes import Codes
 from quintet.layers.text_cnn import TextCNN
 from quintet.layers.transformer_unit import TransformerUnit
 from quintet.scores import joint_attention
-from quintet.scores.joint_attention import JointScorer
-from quintet.scores.joint_map import joint_attention_map, word_region_weights
-from quintet.scores.joint_tokens import joint_tokens, mix
+from quintet.scores.joint_attention import JointScorer, joint_attention_map, joint_tokens, mix, word_region_weights
 
 DIM, HEADS = 8, 2
 
@@ -100,7 +98,7 @@ def test_blocks_equal_the_plain_twin(
         assert (pairs - expected.diagonal()[:n]).abs().max() < 1e-12
 
 
-def test_many_sentences_of_each_length_take_the_way_without_masks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_texts_of_each_length_take_the_way_without_masks(monkeypatch: pytest.MonkeyPatch) -> None:
     unit, cnn = make()
     images, texts = items([5, 3], 1), items([2, 4] * 35 + [3] * 35, 2)
     pair = codes(unit, *images), codes(unit, *texts)
@@ -160,7 +158,7 @@ def test_the_split_of_equation_12_gives_the_softmax_over_all_fragments() -> None
                 assert (read[i, t, : len(w)] - both[len(r) :]).abs().max() < 1e-13  # Eq. 14
 
 
-def test_a_words_attention_to_regions_and_to_its_own_sentence_sums_to_one() -> None:
+def test_a_words_attention_to_regions_and_to_its_own_text_sums_to_one() -> None:
     unit, _ = make(4)
     (regions, region_mask), (words, word_mask) = items([4, 2], 1), items([3, 5], 2)
     images, texts = codes(unit, regions, region_mask), codes(unit, words, word_mask)

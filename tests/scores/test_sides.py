@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quintet.codes import Codes
-from quintet.scores.sides import Side
+from quintet.scores.blocks import Side
 
 
 @settings(deadline=None)

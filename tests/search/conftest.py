@@ -1,4 +1,4 @@
-"""Small untrained runs and pictures to index: what matters here is where codes go, not how good they are."""
+"""Small untrained runs and images to index: what matters here is where codes go, not how good they are."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from PIL import Image
 
 from quintet.backbones.tower import create_tower
 from quintet.data.vocabulary import WordVocabulary
+from quintet.features.extractor import FeatureExtractor
 from quintet.models import create_model
-from quintet.training.checkpoint import save_tensors
-from quintet.training.extractor import FeatureExtractor
-from quintet.training.run import write_run
+from quintet.runs.checkpoint import save_tensors
+from quintet.runs.run import write_run
 
-SENTENCES = [
+TEXTS = [
     "a red thing on a green ground",
     "two blue things beside a small one",
     "a large striped cat sleeps",
@@ -26,8 +26,8 @@ SENTENCES = [
 ]
 
 
-def write_pictures(folder: Path, count: int = 6, seed: int = 0) -> list[Path]:
-    """Pictures of random colours, all different."""
+def write_images(folder: Path, count: int = 6, seed: int = 0) -> list[Path]:
+    """Images of random colours, all different."""
     generator = torch.Generator().manual_seed(seed)
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
@@ -39,24 +39,24 @@ def write_pictures(folder: Path, count: int = 6, seed: int = 0) -> list[Path]:
     return paths
 
 
-MakePictures = Callable[..., list[Path]]
+MakeImages = Callable[..., list[Path]]
 
 
 @pytest.fixture(scope="session")
-def make_pictures() -> MakePictures:
-    return write_pictures
+def make_images() -> MakeImages:
+    return write_images
 
 
 @pytest.fixture
 def pictures(tmp_path: Path) -> Path:
     folder = tmp_path / "pictures"
-    write_pictures(folder)
+    write_images(folder)
     return folder
 
 
 @pytest.fixture(scope="session")
 def sentences() -> list[str]:
-    return SENTENCES
+    return TEXTS
 
 
 @pytest.fixture(scope="session")
@@ -77,7 +77,7 @@ def make_run(tmp_path_factory: pytest.TempPathFactory, tower: dict[str, Any]) ->
 
     def make(name: str, seed: int = 0, pixels: bool = False, **arguments: Any) -> Path:
         folder = tmp_path_factory.mktemp(name.replace("+", "p")) / "run"
-        vocabulary = WordVocabulary.build(SENTENCES, min_count=1)
+        vocabulary = WordVocabulary.build(TEXTS, min_count=1)
         sizes: dict[str, Any] = {"vocabulary_size": len(vocabulary), "embed_dim": 8, **arguments}
         sizes |= {"tower": "small-cnn"} if pixels else {"image_dim": 128}
         torch.manual_seed(seed)

@@ -14,7 +14,7 @@ from quintet.errors import QuintetError
 from quintet.search import codebook, generation, manifest
 from quintet.search import segments as segment_module
 from quintet.search.build import BuildReport, build_index
-from quintet.search.coding import PictureCoder
+from quintet.search.coding import ImageCoder
 from quintet.search.errors import SearchError, StaleIndex
 from quintet.search.manifest import Manifest
 from quintet.search.ownership import writing
@@ -41,11 +41,11 @@ def counts(report: BuildReport) -> tuple[int, int, int, int]:
 
 
 def test_the_next_build_adds_what_is_new_and_drops_what_is_gone(
-    pixel_vse: Path, pictures: Path, index: Path, make_pictures: Any
+    pixel_vse: Path, pictures: Path, index: Path, make_images: Any
 ) -> None:
     assert counts(build(pixel_vse, pictures, index)) == (6, 0, 0, 6)
     (pictures / "1.png").unlink()
-    make_pictures(pictures / "more", count=2, seed=1)
+    make_images(pictures / "more", count=2, seed=1)
     assert counts(build(pixel_vse, pictures, index)) == (2, 5, 1, 2)
     assert paths(index) == {"0.png", "2.png", "3.png", "4.png", "5.png", "more/0.png", "more/1.png"}
 
@@ -77,7 +77,7 @@ def test_a_changed_file_is_looked_at_again(pixel_vse: Path, pictures: Path, inde
     assert counts(build(pixel_vse, pictures, index)) == (1, 5, 1, 1)
 
 
-def test_equal_pictures_are_coded_once_and_found_twice(pixel_vse: Path, pictures: Path, index: Path) -> None:
+def test_equal_images_are_coded_once_and_found_twice(pixel_vse: Path, pictures: Path, index: Path) -> None:
     shutil.copy(pictures / "0.png", pictures / "copy of 0.png")
     assert counts(build(pixel_vse, pictures, index)) == (7, 0, 0, 6)
     assert {"0.png", "copy of 0.png"} <= paths(index)
@@ -87,7 +87,7 @@ def test_equal_pictures_are_coded_once_and_found_twice(pixel_vse: Path, pictures
 
 
 def test_what_cannot_be_read_is_listed_with_its_reason(pixel_vse: Path, pictures: Path, index: Path) -> None:
-    (pictures / "text.jpg").write_text("not a picture")
+    (pictures / "text.jpg").write_text("not an image")
     (pictures / "empty.png").touch()
     (pictures / "phone.HEIC").write_bytes(b"anything")
     (pictures / "bomb.ppm").write_bytes(b"P6 30000 30000 255\n")
@@ -98,7 +98,7 @@ def test_what_cannot_be_read_is_listed_with_its_reason(pixel_vse: Path, pictures
     assert report.added == 6
     reasons = {Path(path).name: why for path, why in report.unreadable}
     assert set(reasons) == {"text.jpg", "empty.png", "phone.HEIC", "bomb.ppm", "link.png"}
-    assert "not a picture" in reasons["text.jpg"]
+    assert "not an image" in reasons["text.jpg"]
     assert "decompression bomb" in reasons["bomb.ppm"]
     assert "leads out" in reasons["link.png"]
     assert "JPEG" in reasons["phone.HEIC"]
@@ -115,14 +115,14 @@ def test_a_name_that_is_no_text_is_listed(pixel_vse: Path, pictures: Path, index
     assert "UTF-8" in report.unreadable[0][1]
 
 
-def test_an_index_inside_the_pictures_is_refused(pixel_vse: Path, pictures: Path) -> None:
+def test_an_index_inside_the_images_is_refused(pixel_vse: Path, pictures: Path) -> None:
     with pytest.raises(SearchError, match="would lie inside"):
         build(pixel_vse, pictures, pictures / "index")
     assert not (pictures / "index").exists()
 
 
 @pytest.mark.parametrize("name", ["nowhere", "empty"])
-def test_a_source_without_pictures_changes_nothing(pixel_vse: Path, pictures: Path, index: Path, name: str) -> None:
+def test_a_source_without_images_changes_nothing(pixel_vse: Path, pictures: Path, index: Path, name: str) -> None:
     """A disk that is not mounted must not empty the index."""
     build(pixel_vse, pictures, index)
     (pictures.parent / "empty").mkdir()
@@ -131,8 +131,8 @@ def test_a_source_without_pictures_changes_nothing(pixel_vse: Path, pictures: Pa
     assert len(paths(index)) == 6
 
 
-def test_a_folder_of_other_things_is_refused(pixel_vse: Path, pictures: Path, make_pictures: Any, index: Path) -> None:
-    make_pictures(index)
+def test_a_folder_of_other_things_is_refused(pixel_vse: Path, pictures: Path, make_images: Any, index: Path) -> None:
+    make_images(index)
     with pytest.raises(SearchError, match="other things"):
         build(pixel_vse, pictures, index)
     assert len(list(index.iterdir())) == 6
@@ -177,21 +177,21 @@ class StopError(Exception):
 def test_a_build_that_was_stopped_goes_on_where_it_was(
     pixel_vse: Path, pictures: Path, index: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original, calls = PictureCoder._encode, 0
+    original, calls = ImageCoder._encode, 0
 
-    def stop(self: PictureCoder, *arguments: Any) -> Any:
+    def stop(self: ImageCoder, *arguments: Any) -> Any:
         nonlocal calls
         calls += 1
         if calls == 3:
             raise StopError
         return original(self, *arguments)
 
-    monkeypatch.setattr(PictureCoder, "_encode", stop)
+    monkeypatch.setattr(ImageCoder, "_encode", stop)
     with pytest.raises(StopError):
         build(pixel_vse, pictures, index)
     with pytest.raises(SearchError, match="not finished"):
         Searcher.open(index)
-    monkeypatch.setattr(PictureCoder, "_encode", original)
+    monkeypatch.setattr(ImageCoder, "_encode", original)
     done: list[tuple[int, int]] = []
     report = build(pixel_vse, pictures, index, progress=lambda *at: done.append(at))
     assert counts(report) == (6, 0, 0, 2)
@@ -212,13 +212,13 @@ def test_a_failure_at_any_step_leaves_the_old_index_serving(
     pixel_vse: Path,
     pictures: Path,
     index: Path,
-    make_pictures: Any,
+    make_images: Any,
     monkeypatch: pytest.MonkeyPatch,
     where: Any,
     step: str,
 ) -> None:
     build(pixel_vse, pictures, index)
-    make_pictures(pictures / "more", count=3, seed=1)
+    make_images(pictures / "more", count=3, seed=1)
 
     def full(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -304,13 +304,13 @@ def test_overwriting_keeps_the_old_one_until_the_new_one_is_whole(
     assert len(paths(index)) == 6
 
 
-def test_a_damaged_segment_is_coded_again(pixel_vse: Path, pictures: Path, index: Path, make_pictures: Any) -> None:
+def test_a_damaged_segment_is_coded_again(pixel_vse: Path, pictures: Path, index: Path, make_images: Any) -> None:
     build(pixel_vse, pictures, index)
     (path,) = (index / "segments").glob("*/0.embedding")
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(StaleIndex, match="build the index again"):
         Searcher.open(index)
-    make_pictures(pictures / "more", count=1, seed=1)
+    make_images(pictures / "more", count=1, seed=1)
     assert counts(build(pixel_vse, pictures, index)) == (1, 6, 0, 7)
     assert len(paths(index)) == 7
 
@@ -327,11 +327,11 @@ def test_codes_of_what_is_gone_do_not_stay_for_ever(pixel_vse: Path, pictures: P
 
 
 def test_many_small_segments_become_one(
-    pixel_vse: Path, pictures: Path, index: Path, make_pictures: Any, monkeypatch: pytest.MonkeyPatch
+    pixel_vse: Path, pictures: Path, index: Path, make_images: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(codebook, "MANY_SEGMENTS", 2)
     for number in range(4):
-        make_pictures(pictures / f"more{number}", count=1, seed=10 + number)
+        make_images(pictures / f"more{number}", count=1, seed=10 + number)
         build(pixel_vse, pictures, index)
         assert len(Manifest.read(index).segments["image"]) <= 2
     assert len(paths(index)) == 10

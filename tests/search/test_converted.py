@@ -9,10 +9,10 @@ import torch
 
 from quintet.data.corpus import Corpus
 from quintet.evaluation.scoring import score_in_tiles
+from quintet.runs.convert import convert
+from quintet.runs.run import open_run
 from quintet.search.build import build_index
 from quintet.search.searcher import Searcher
-from quintet.training.convert import convert
-from quintet.training.run import open_run
 
 
 def converted(folder: Path, sentences: list[str]) -> Path:

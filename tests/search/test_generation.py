@@ -23,7 +23,7 @@ def found(index: Path, k: int = 99) -> list[tuple[str, float]]:
 
 @pytest.mark.parametrize("store", ["faiss?kind=flat", "outside"])
 def test_every_store_gives_the_same_answers(
-    vse: Path, pictures: Path, make_pictures: Any, tmp_path: Path, store: str
+    vse: Path, pictures: Path, make_images: Any, tmp_path: Path, store: str
 ) -> None:
     if store.startswith("faiss"):
         pytest.importorskip("faiss")
@@ -32,7 +32,7 @@ def test_every_store_gives_the_same_answers(
     build_index(vse, [pictures], tmp_path / "two", store=address, device="cpu")
     assert found(tmp_path / "two") == found(tmp_path / "one")
     (pictures / "0.png").unlink()
-    make_pictures(pictures / "more", count=3, seed=1)
+    make_images(pictures / "more", count=3, seed=1)
     for index, where in (("one", "auto"), ("two", address)):
         build_index(vse, [pictures], tmp_path / index, store=where, device="cpu")
     assert found(tmp_path / "two") == found(tmp_path / "one")
@@ -62,13 +62,13 @@ def test_a_small_change_is_made_in_a_copy_of_the_store(
 
 
 def test_an_engine_that_knows_more_than_the_index_still_gives_k(
-    vse: Path, pictures: Path, make_pictures: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    vse: Path, pictures: Path, make_images: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A build that died after it had filled a shared engine: what the old generation does not know is passed over."""
     address = file_address("exact", tmp_path / "engine")
     build_index(vse, [pictures], tmp_path / "index", store=address, device="cpu")
     before = found(tmp_path / "index", k=4)
-    make_pictures(pictures / "more", count=30, seed=1)
+    make_images(pictures / "more", count=30, seed=1)
 
     def stop(*_: Any) -> None:
         raise KeyboardInterrupt

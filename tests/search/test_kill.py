@@ -26,13 +26,13 @@ build_index(Path(sys.argv[1]), [Path(sys.argv[2])], Path(sys.argv[3]), batch_siz
 
 @pytest.mark.slow
 def test_the_old_index_serves_and_the_build_goes_on_after_a_kill_at_any_moment(
-    vse: Path, pictures: Path, make_pictures: Any, tmp_path: Path
+    vse: Path, pictures: Path, make_images: Any, tmp_path: Path
 ) -> None:
     index = tmp_path / "index"
     build_index(vse, [pictures], index, device="cpu")
     with Searcher.open(index, device="cpu") as searcher:
         before = searcher.search_text(["a red thing"], k=99)
-    make_pictures(pictures / "more", count=60, seed=1)
+    make_images(pictures / "more", count=60, seed=1)
     chance = random.Random(0)
     killed = 0
     for lines in (0, 1, 20, 40, 59, 60, 61, 62):  # of progress; the last builds are killed while the new one is written

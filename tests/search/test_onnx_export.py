@@ -11,10 +11,10 @@ from torch import nn
 
 from quintet.data.batches import ImageBatch, TextBatch
 from quintet.data.tokenizers import load_tokenizer, text_batch
+from quintet.runs.run import open_run
 from quintet.search import onnx_export as module
 from quintet.search.errors import SearchError
 from quintet.search.onnx_export import PlainAttention, export_onnx
-from quintet.training.run import open_run
 
 onnxruntime = pytest.importorskip("onnxruntime")
 

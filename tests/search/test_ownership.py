@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from quintet.cli.main import app
 from quintet.errors import QuintetError
 from quintet.search.build import BuildReport, build_index
-from quintet.search.coding import PictureCoder
+from quintet.search.coding import ImageCoder
 from quintet.search.errors import SearchError, StoreError
 from quintet.search.manifest import Manifest
 from quintet.search.searcher import Searcher
@@ -50,13 +50,13 @@ def found(index: Path) -> int:
 # What happened
 
 
-def test_a_typing_error_does_not_cost_an_album(pixel_vse: Path, tmp_path: Path, make_pictures: Any) -> None:
+def test_a_typing_error_does_not_cost_an_album(pixel_vse: Path, tmp_path: Path, make_images: Any) -> None:
     album = tmp_path / "album"
     album.mkdir()
     with pytest.raises(SearchError, match="does not exist"):
         build(pixel_vse, tmp_path / "typo", album)
     assert not list(album.iterdir())
-    make_pictures(album / "pictures" / "2024", count=10)
+    make_images(album / "pictures" / "2024", count=10)
     before = files(album)
     for overwrite in (False, True):
         with pytest.raises(SearchError, match="lies in the folder of the index"):
@@ -65,7 +65,7 @@ def test_a_typing_error_does_not_cost_an_album(pixel_vse: Path, tmp_path: Path, 
 
 
 def test_a_typing_error_on_the_command_line(
-    pixel_vse: Path, tmp_path: Path, make_pictures: Any, monkeypatch: pytest.MonkeyPatch
+    pixel_vse: Path, tmp_path: Path, make_images: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("album").mkdir()
@@ -76,7 +76,7 @@ def test_a_typing_error_on_the_command_line(
         return result.exit_code
 
     assert call("./typo")
-    make_pictures(Path("album/pictures/2024"), count=10)
+    make_images(Path("album/pictures/2024"), count=10)
     before = files(Path("album"))
     assert call("album/pictures")
     assert call("album/pictures", "--overwrite")
@@ -101,10 +101,10 @@ FOREIGN = {
 @pytest.mark.parametrize("overwrite", [False, True])
 @pytest.mark.parametrize("name", FOREIGN)
 def test_a_folder_with_a_file_of_that_name_is_not_an_index(
-    pixel_vse: Path, pictures: Path, index: Path, make_pictures: Any, name: str, overwrite: bool
+    pixel_vse: Path, pictures: Path, index: Path, make_images: Any, name: str, overwrite: bool
 ) -> None:
-    make_pictures(index / "pictures" / "2024", count=2)
-    make_pictures(index / "runs" / "marathon", count=2)
+    make_images(index / "pictures" / "2024", count=2)
+    make_images(index / "runs" / "marathon", count=2)
     file, text = FOREIGN[name]
     (index / file).write_text(text)
     before = files(index)
@@ -153,11 +153,11 @@ def test_a_file_is_not_a_folder_for_an_index(pixel_vse: Path, pictures: Path, in
 
 
 def test_an_older_index_whose_lock_is_only_a_token(
-    pixel_vse: Path, pictures: Path, index: Path, make_pictures: Any
+    pixel_vse: Path, pictures: Path, index: Path, make_images: Any
 ) -> None:
     build(pixel_vse, pictures, index)
     (index / "lock").write_text("0123456789abcdef")
-    make_pictures(pictures / "more", count=1, seed=1)
+    make_images(pictures / "more", count=1, seed=1)
     assert build(pixel_vse, pictures, index).added == 1
     assert (index / "lock").read_text() == "0123456789abcdef"
 
@@ -206,7 +206,7 @@ def place_everywhere(index: Path) -> dict[str, bytes]:
 
 
 def test_photos_in_an_index_survive_everything(
-    pixel_vse: Path, make_run: Any, pictures: Path, index: Path, make_pictures: Any
+    pixel_vse: Path, make_run: Any, pictures: Path, index: Path, make_images: Any
 ) -> None:
     build(pixel_vse, pictures, index)
     put = place_everywhere(index)
@@ -221,7 +221,7 @@ def test_photos_in_an_index_survive_everything(
 
     assert build(pixel_vse, pictures, index).encoded == 0
     check(6)
-    make_pictures(pictures / "more", count=3, seed=1)
+    make_images(pictures / "more", count=3, seed=1)
     build(pixel_vse, pictures, index)
     check(9)
     for number in range(6):
@@ -235,7 +235,7 @@ def test_photos_in_an_index_survive_everything(
 
 
 def test_what_the_index_made_itself_is_still_removed(
-    pixel_vse: Path, make_run: Any, pictures: Path, index: Path, make_pictures: Any
+    pixel_vse: Path, make_run: Any, pictures: Path, index: Path, make_images: Any
 ) -> None:
     build(pixel_vse, pictures, index)
     (index / ".generation-2.partial").mkdir()  # of a build that was killed
@@ -271,7 +271,7 @@ def test_links_in_an_index_are_not_followed(
     assert found(index) == 6
 
 
-def test_pictures_of_shards_go_and_others_beside_them_stay(
+def test_images_of_shards_go_and_others_beside_them_stay(
     pixel_vse: Path, pictures: Path, index: Path, tmp_path: Path
 ) -> None:
     shard = tmp_path / "shards" / "a.tar"
@@ -294,7 +294,7 @@ def test_pictures_of_shards_go_and_others_beside_them_stay(
 
 
 def test_an_index_does_not_lie_in_its_sources_nor_they_in_it(
-    pixel_vse: Path, pictures: Path, index: Path, tmp_path: Path, make_pictures: Any
+    pixel_vse: Path, pictures: Path, index: Path, tmp_path: Path, make_images: Any
 ) -> None:
     before = files(pictures)
     (tmp_path / "link").symlink_to(pictures)
@@ -306,7 +306,7 @@ def test_an_index_does_not_lie_in_its_sources_nor_they_in_it(
     assert not (pictures / "deep").exists()
 
     build(pixel_vse, pictures, index)
-    (photo,) = make_pictures(index / "holiday", count=1)
+    (photo,) = make_images(index / "holiday", count=1)
     (tmp_path / "door").symlink_to(index / "holiday")
     (index / "a.tar").write_bytes(b"")
     for source in (index, index / "holiday", photo, tmp_path / "door", index / "a.tar"):
@@ -352,8 +352,8 @@ def test_a_failed_build_leaves_nothing(
     def stop(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch:  # the run is there already, no picture is coded yet
-        patch.setattr(PictureCoder, "_encode", stop)
+    with monkeypatch.context() as patch:  # the run is there already, no image is coded yet
+        patch.setattr(ImageCoder, "_encode", stop)
         with pytest.raises(KeyboardInterrupt):
             build(pixel_vse, pictures, index)
     assert (tmp_path / "new").exists() == there
@@ -368,7 +368,7 @@ def test_a_failed_build_leaves_what_somebody_put_there_meanwhile(
         (index / "pictures" / "mine.png").write_bytes(b"mine")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(PictureCoder, "_encode", stop)
+    monkeypatch.setattr(ImageCoder, "_encode", stop)
     with pytest.raises(KeyboardInterrupt):
         build(pixel_vse, pictures, index)
     assert files(index) == {"pictures/mine.png": b"mine"}
@@ -416,9 +416,9 @@ def test_a_store_tidies_only_its_own_files(tmp_path: Path) -> None:
     assert all((folder / name).read_bytes() == b"mine" for name in names)
 
 
-def test_small_copies_are_dropped_and_photos_in_their_folder_are_not(tmp_path: Path, make_pictures: Any) -> None:
+def test_small_copies_are_dropped_and_photos_in_their_folder_are_not(tmp_path: Path, make_images: Any) -> None:
     cache = tmp_path / "cache"
-    photos = make_pictures(cache, count=3)
-    (picture,) = make_pictures(tmp_path / "pictures", count=1)
+    photos = make_images(cache, count=3)
+    (picture,) = make_images(tmp_path / "pictures", count=1)
     Thumbnails(cache, max_bytes=1, max_pixels=10**6).get(picture, 160)
     assert sorted(cache.iterdir()) == photos

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from quintet.data.pictures import open_picture
+from quintet.data.images import open_image
 from quintet.evaluation.scoring import Member, member_scores
 from quintet.search.build import build_index
 from quintet.search.errors import (
     EmptyQuery,
-    MissingPicture,
+    MissingImage,
     QueryTooLong,
     SearchError,
     StaleIndex,
@@ -39,7 +39,7 @@ def index(tmp_path: Path) -> Path:
 def searcher(
     vse: Path, scan: Path, bfan: Path, pictures: Path, sentences: list[str], index: Path
 ) -> Iterator[Searcher]:
-    """VSE++ chooses, SCAN and BFAN together re-rank; pictures and sentences."""
+    """VSE++ chooses, SCAN and BFAN together re-rank; images and texts."""
     texts = pictures.parent / "texts.txt"
     texts.write_text("\n".join(sentences))
     build_index(vse, [pictures], index, texts=texts, rerank_with=[scan, bfan], device="cpu")
@@ -58,7 +58,7 @@ def every(searcher: Searcher, kind: Any = "image") -> list[Any]:
 def test_the_first_stage_is_the_matchers_own_score(searcher: Searcher, pictures: Path) -> None:
     (hits,) = searcher.search_text([QUERY], k=6)
     run = searcher.encoder.runs[0]
-    prepared = [searcher.encoder.prepare(open_picture(pictures / f"{number}.png")) for number in range(6)]
+    prepared = [searcher.encoder.prepare(open_image(pictures / f"{number}.png")) for number in range(6)]
     scores = run.matcher.score(searcher.encoder.encode_pictures(prepared)[0], searcher.encoder.encode_texts([QUERY])[0])
     order = scores[:, 0].argsort(descending=True).tolist()
     assert names(hits) == [f"{number}.png" for number in order]
@@ -73,16 +73,16 @@ def test_several_queries_are_several_answers(searcher: Searcher) -> None:
     assert searcher.search_image([]) == []
 
 
-def test_a_picture_finds_itself_and_its_like(searcher: Searcher, pictures: Path) -> None:
-    (hits,) = searcher.search_image([open_picture(pictures / "4.png")], k=3)
+def test_a_image_finds_itself_and_its_like(searcher: Searcher, pictures: Path) -> None:
+    (hits,) = searcher.search_image([open_image(pictures / "4.png")], k=3)
     assert hits[0].item.path == "4.png"
     similar = searcher.similar(hits[0].item.id, k=5)
     assert "4.png" not in names(similar)
     assert names(similar)[:2] == names(hits)[1:3]
 
 
-def test_a_picture_finds_sentences(searcher: Searcher, pictures: Path, sentences: list[str]) -> None:
-    picture = open_picture(pictures / "2.png")
+def test_a_image_finds_texts(searcher: Searcher, pictures: Path, sentences: list[str]) -> None:
+    picture = open_image(pictures / "2.png")
     (hits,) = searcher.search_image([picture], kind="text", k=9)
     assert sorted(names(hits)) == sorted(sentences)
     matcher = searcher.encoder.runs[0].matcher
@@ -94,8 +94,8 @@ def test_a_picture_finds_sentences(searcher: Searcher, pictures: Path, sentences
     assert [hit.score for hit in again] != [hit.score for hit in hits]
 
 
-def test_a_sentence_finds_sentences(searcher: Searcher, sentences: list[str]) -> None:
-    (hits,) = searcher.search_text([sentences[3]], kind="text", k=2, rerank=4)  # nothing to re-rank between sentences
+def test_a_text_finds_texts(searcher: Searcher, sentences: list[str]) -> None:
+    (hits,) = searcher.search_text([sentences[3]], kind="text", k=2, rerank=4)  # nothing to re-rank between texts
     assert hits[0].item.text == sentences[3]
     assert hits[0].score == pytest.approx(1, abs=1e-5)
 
@@ -114,7 +114,7 @@ def test_reranking_everything_is_scoring_everything(
         (hits,) = searcher.search_text([QUERY], k=6, rerank=6)
         sides = {member: (stored[member], asked[member]) for member in stored}
     else:
-        picture = open_picture(pictures / "0.png")
+        picture = open_image(pictures / "0.png")
         asked = searcher.encoder.encode_pictures([searcher.encoder.prepare(picture)])
         (hits,) = searcher.search_image([picture], kind="text", k=6, rerank=6)
         sides = {member: (asked[member], stored[member]) for member in stored}
@@ -175,7 +175,7 @@ def test_mmca_chooses_and_reranks_alone(mmca: Path, pictures: Path, index: Path)
     build_index(mmca, [pictures], index, precision="float32", device="cpu")
     with Searcher.open(index, device="cpu") as searcher:
         matcher = searcher.encoder.runs[0].matcher
-        prepared = [searcher.encoder.prepare(open_picture(pictures / f"{number}.png")) for number in range(6)]
+        prepared = [searcher.encoder.prepare(open_image(pictures / f"{number}.png")) for number in range(6)]
         codes, text = searcher.encoder.encode_pictures(prepared)[0], searcher.encoder.encode_texts([QUERY])[0]
         (first,) = searcher.search_text([QUERY], k=6)
         (whole,) = searcher.search_text([QUERY], k=6, rerank=6)
@@ -184,7 +184,7 @@ def test_mmca_chooses_and_reranks_alone(mmca: Path, pictures: Path, index: Path)
             assert [by_name[f"{number}.png"] for number in range(6)] == pytest.approx(scores[:, 0].tolist(), abs=1e-5)
 
 
-def test_cross_attention_alone_scores_every_picture(scan: Path, pictures: Path, index: Path) -> None:
+def test_cross_attention_alone_scores_every_image(scan: Path, pictures: Path, index: Path) -> None:
     build_index(scan, [pictures], index, device="cpu")
     with Searcher.open(index, device="cpu") as searcher:
         (hits,) = searcher.search_text([QUERY], k=9)
@@ -194,7 +194,7 @@ def test_cross_attention_alone_scores_every_picture(scan: Path, pictures: Path, 
         (some,) = searcher.search_text([QUERY], where=parse_where("path=2.png"))
         assert names(some) == ["2.png"]
         with pytest.raises(SearchError, match="embedding matcher"):
-            searcher.search_image([open_picture(pictures / "0.png")])
+            searcher.search_image([open_image(pictures / "0.png")])
         with pytest.raises(SearchError, match="embedding matcher"):
             searcher.similar(hits[0].item.id)
 
@@ -246,22 +246,22 @@ def test_wrong_wishes_are_told(searcher: Searcher) -> None:
 
 
 def test_unknown_items_are_told(searcher: Searcher) -> None:
-    for ask in (searcher.item, searcher.picture, searcher.similar):
+    for ask in (searcher.item, searcher.image_path, searcher.similar):
         with pytest.raises(UnknownItem):
             ask("../../etc/passwd")
     assert searcher.items(["nothing", every(searcher)[0].item.id]).keys() == {every(searcher)[0].item.id}
 
 
-def test_a_deleted_picture_is_told_when_it_is_asked_for(searcher: Searcher, pictures: Path) -> None:
+def test_a_deleted_image_is_told_when_it_is_asked_for(searcher: Searcher, pictures: Path) -> None:
     (hit,) = searcher.search_text([QUERY], where=parse_where("path=1.png"))[0]
-    assert searcher.picture(hit.item.id) == pictures / "1.png"
+    assert searcher.image_path(hit.item.id) == pictures / "1.png"
     (pictures / "1.png").unlink()
     assert searcher.item(hit.item.id).path == "1.png"
-    with pytest.raises(MissingPicture, match="gone"):
-        searcher.picture(hit.item.id)
+    with pytest.raises(MissingImage, match="gone"):
+        searcher.image_path(hit.item.id)
     text = every(searcher, "text")[0].item.id
-    with pytest.raises(MissingPicture, match="no picture file"):
-        searcher.picture(text)
+    with pytest.raises(MissingImage, match="no image file"):
+        searcher.image_path(text)
 
 
 @pytest.mark.parametrize("path", ["../secret.png", "/etc/hostname", "link/secret.png"])
@@ -275,8 +275,8 @@ def test_no_path_leads_out_of_the_indexed_folders(vse: Path, pictures: Path, ind
     connection.close()
     with Searcher.open(index, device="cpu") as searcher:
         (hits,) = searcher.search_text([QUERY], k=1)
-        with pytest.raises(MissingPicture, match="outside"):
-            searcher.picture(hits[0].item.id)
+        with pytest.raises(MissingImage, match="outside"):
+            searcher.image_path(hits[0].item.id)
 
 
 # The index as a thing
@@ -290,7 +290,7 @@ def test_an_index_is_whole_in_itself_and_can_be_moved(
     build_index(run, [pictures], tmp_path / "index", rerank_with=[scan], device="cpu")
     with Searcher.open(tmp_path / "index", device="cpu") as searcher:
         before = searcher.search_text([QUERY], rerank=4)
-        by_picture = searcher.search_image([open_picture(pictures / "0.png")])
+        by_image = searcher.search_image([open_image(pictures / "0.png")])
     shutil.rmtree(run)
     shutil.rmtree(scan)
     (tmp_path / "index").rename(tmp_path / "what now? #1")
@@ -299,7 +299,7 @@ def test_an_index_is_whole_in_itself_and_can_be_moved(
     try:
         with Searcher.open(tmp_path / "what now? #1", device="cpu") as searcher:
             assert searcher.search_text([QUERY], rerank=4) == before
-            assert searcher.search_image([open_picture(pictures / "0.png")]) == by_picture
+            assert searcher.search_image([open_image(pictures / "0.png")]) == by_image
     finally:
         weights.with_suffix(".away").rename(weights)
     texts = [path.read_text() for path in (tmp_path / "what now? #1" / "runs").glob("*/*.json")]
@@ -307,13 +307,13 @@ def test_an_index_is_whole_in_itself_and_can_be_moved(
 
 
 def test_a_searcher_knows_when_the_index_was_rebuilt_and_goes_on(
-    vse: Path, pictures: Path, index: Path, make_pictures: Any
+    vse: Path, pictures: Path, index: Path, make_images: Any
 ) -> None:
     build_index(vse, [pictures], index, device="cpu")
     old = Searcher.open(index, device="cpu")
     before = old.search_text([QUERY], k=9)
     assert old.current()
-    make_pictures(pictures / "more", count=2, seed=3)
+    make_images(pictures / "more", count=2, seed=3)
     build_index(vse, [pictures], index, device="cpu")
     assert not old.current()
     assert old.search_text([QUERY], k=9) == before
@@ -324,7 +324,7 @@ def test_a_searcher_knows_when_the_index_was_rebuilt_and_goes_on(
 
 
 def test_an_index_exchanged_while_it_is_opened_is_opened_anew(
-    vse: Path, pictures: Path, index: Path, make_pictures: Any, monkeypatch: pytest.MonkeyPatch
+    vse: Path, pictures: Path, index: Path, make_images: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from quintet.search import searcher as module
 
@@ -335,7 +335,7 @@ def test_an_index_exchanged_while_it_is_opened_is_opened_anew(
         nonlocal rebuilt
         if not rebuilt:
             rebuilt = True
-            make_pictures(pictures / "more", count=1, seed=3)
+            make_images(pictures / "more", count=1, seed=3)
             build_index(vse, [pictures], index, device="cpu")
         return original(*arguments)
 
@@ -401,7 +401,7 @@ def test_words_are_weighed_by_leaving_them_out(searcher: Searcher) -> None:
 
 
 @pytest.mark.parametrize("name", ["scan", "bfan"])
-def test_words_look_at_boxes_of_the_picture(searcher: Searcher, request: pytest.FixtureRequest, name: str) -> None:
+def test_words_look_at_boxes_of_the_image(searcher: Searcher, request: pytest.FixtureRequest, name: str) -> None:
     entry = every(searcher)[0]
     with Searcher.open(searcher.index, device="cpu", rerank_with=request.getfixturevalue(name)) as one:
         shown = one.explain("a red dog", entry.item.id)
@@ -426,7 +426,7 @@ def test_embedding_matchers_explain_by_words_alone(vse: Path, pictures: Path, in
         assert not searcher.describe()["can_explain_regions"]
 
 
-def test_a_sentence_that_was_found_is_explained_too(searcher: Searcher) -> None:
+def test_a_text_that_was_found_is_explained_too(searcher: Searcher) -> None:
     item = every(searcher, "text")[0].item
     shown = searcher.explain(str(item.text), item.id)
     assert shown.score == pytest.approx(1, abs=1e-5)

@@ -36,7 +36,7 @@ def build(run: Path, source: Path, index: Path) -> Any:
     return build_index(run, [source], index, device="cpu")
 
 
-def test_pictures_of_shards_are_found_and_can_be_shown(
+def test_images_of_shards_are_found_and_can_be_shown(
     pixel_vse: Path, shards: Path, pictures: Path, tmp_path: Path
 ) -> None:
     assert build(pixel_vse, shards, tmp_path / "index").added == 3
@@ -44,7 +44,7 @@ def test_pictures_of_shards_are_found_and_can_be_shown(
         (hits,) = searcher.search_text(["a red thing"])
         assert {hit.item.path for hit in hits} == {"a.tar/0.png", "a.tar/x/1.png", "deep/b.tgz/2.png"}
         (hit,) = searcher.search_text(["a red thing"], where=parse_where("album=sea"))[0]
-        assert searcher.picture(hit.item.id).read_bytes() == (pictures / "0.png").read_bytes()
+        assert searcher.image_path(hit.item.id).read_bytes() == (pictures / "0.png").read_bytes()
         assert hit.item.metadata["width"] == 50
 
 
@@ -75,14 +75,14 @@ def test_one_shard_is_a_source_too(pixel_vse: Path, shards: Path, tmp_path: Path
 def test_damage_and_traversal_in_shards_are_listed(
     pixel_vse: Path, shards: Path, pictures: Path, tmp_path: Path
 ) -> None:
-    pack(shards / "evil.tar", {"../../out.png": (pictures / "3.png").read_bytes(), "4.jpg": b"no picture"})
+    pack(shards / "evil.tar", {"../../out.png": (pictures / "3.png").read_bytes(), "4.jpg": b"no image"})
     whole = (shards / "a.tar").read_bytes()
     (shards / "cut.tar").write_bytes(whole[: len(whole) // 4])
     report = build(pixel_vse, shards, tmp_path / "index")
-    assert report.added == 4  # the cut one begins with a good picture
+    assert report.added == 4  # the cut one begins with a good image
     reasons = json.dumps(report.unreadable)
     assert "point out of the shard" in reasons
     assert "cut short" in reasons
-    assert "not a picture" in reasons
+    assert "not an image" in reasons
     assert not (tmp_path / "out.png").exists()
     assert "cut short" in json.dumps(build(pixel_vse, shards, tmp_path / "index").unreadable)

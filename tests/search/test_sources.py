@@ -9,17 +9,17 @@ import pytest
 import torch
 
 from quintet.data.corpus import Corpus, Image, Text
+from quintet.features.extract import extract_features
+from quintet.runs.run import open_run
 from quintet.search.build import build_index
 from quintet.search.errors import SearchError
 from quintet.search.searcher import Searcher
 from quintet.search.stores import parse_where
-from quintet.training.extract import extract_features
-from quintet.training.run import open_run
 
 
 @pytest.fixture
 def corpus(pictures: Path, tmp_path: Path) -> Corpus:
-    """Six pictures, three of them outside the corpus' own folder."""
+    """Six images, three of them outside the corpus' own folder."""
     folder = tmp_path / "corpus"
     folder.mkdir()
     images, texts = [], []
@@ -35,13 +35,13 @@ def corpus(pictures: Path, tmp_path: Path) -> Corpus:
     return Corpus.open(folder)
 
 
-def test_a_corpus_brings_its_fields_and_its_sentences(pixel_vse: Path, corpus: Corpus, tmp_path: Path) -> None:
+def test_a_corpus_brings_its_fields_and_its_texts(pixel_vse: Path, corpus: Corpus, tmp_path: Path) -> None:
     report = build_index(pixel_vse, [corpus.root], tmp_path / "index", texts=corpus.root, device="cpu")
     assert report.added == 12
     with Searcher.open(tmp_path / "index", device="cpu") as searcher:
         (hits,) = searcher.search_text(["a red thing"], where=parse_where("stars>=4"))
         assert {hit.item.metadata["image"] for hit in hits} == {"i4", "i5"}
-        assert all(searcher.picture(hit.item.id).is_file() for hit in searcher.search_text(["a red thing"])[0])
+        assert all(searcher.image_path(hit.item.id).is_file() for hit in searcher.search_text(["a red thing"])[0])
         (hits,) = searcher.search_text(["a red thing"], kind="text", where=parse_where("group=g2"))
         assert hits[0].item.metadata["sentence"] == "t2"
 
@@ -72,7 +72,7 @@ def test_features_of_a_corpus_are_read_and_not_made_again(
     torch.testing.assert_close(stored, expected[rows])
 
 
-def test_a_corpus_of_features_only_is_searched_without_pictures(
+def test_a_corpus_of_features_only_is_searched_without_images(
     tiny_corpus: Path, tiny_recipe: dict[str, Any], tmp_path: Path
 ) -> None:
     from quintet.training.recipe_models import Recipe
@@ -89,16 +89,16 @@ def test_a_corpus_of_features_only_is_searched_without_pictures(
         assert len(hits) == 3
         assert searcher.similar(hits[0].item.id, kind="text", k=2)
         assert not searcher.describe()["can_search_by_picture"]
-        with pytest.raises(SearchError, match="cannot be shown new pictures"):
+        with pytest.raises(SearchError, match="cannot be shown new images"):
             searcher.search_image([])
 
 
-def test_a_run_of_unknown_features_cannot_look_at_new_pictures(
+def test_a_run_of_unknown_features_cannot_look_at_new_images(
     tiny_recipe: dict[str, Any], pictures: Path, tmp_path: Path
 ) -> None:
     from quintet.training.recipe_models import Recipe
     from quintet.training.stages import train
 
     train(Recipe.model_validate(tiny_recipe), tmp_path / "run", device="cpu")
-    with pytest.raises(SearchError, match="cannot be shown new pictures"):
+    with pytest.raises(SearchError, match="cannot be shown new images"):
         build_index(tmp_path / "run", [pictures], tmp_path / "index", device="cpu")

@@ -42,7 +42,7 @@ ENGINES = ["exact:folder", "milvus:all.db", "milvus+http://host:1?collection=c",
 
 
 @pytest.mark.parametrize("store", ["exact", "faiss?kind=hnsw", *ENGINES])
-def test_pictures_and_sentences_are_kept_apart_in_every_store(store: str) -> None:
+def test_images_and_texts_are_kept_apart_in_every_store(store: str) -> None:
     assert store_address(store, Path("g"), "image") != store_address(store, Path("g"), "text")
 
 
@@ -79,12 +79,12 @@ def find(index: Path) -> list[tuple[str, float]]:
 
 
 def test_two_indexes_in_one_engine_do_not_harm_each_other(
-    vse: Path, pictures: Path, make_pictures: Any, tmp_path: Path
+    vse: Path, pictures: Path, make_images: Any, tmp_path: Path
 ) -> None:
     address = file_address("exact", tmp_path / "engine")
     build_index(vse, [pictures], tmp_path / "one", store=address, device="cpu")
     before = find(tmp_path / "one")
-    make_pictures(tmp_path / "others", count=4, seed=7)
+    make_images(tmp_path / "others", count=4, seed=7)
     build_index(vse, [tmp_path / "others"], tmp_path / "two", store=address, device="cpu")
     assert find(tmp_path / "one") == before
     assert len(find(tmp_path / "two")) == 4
@@ -131,7 +131,7 @@ def test_a_store_that_cannot_be_is_told_before_anything_is_encoded(
     vse: Path, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: str, error: type[Exception]
 ) -> None:
     pytest.importorskip("psycopg" if store.startswith("postgresql") else "faiss")
-    monkeypatch.setattr(build_module, "PictureCoder", lambda *_, **__: pytest.fail("began to encode"))
+    monkeypatch.setattr(build_module, "ImageCoder", lambda *_, **__: pytest.fail("began to encode"))
     with pytest.raises(error):
         build_index(vse, [pictures], tmp_path / "index", store=store, device="cpu")
     assert not list((tmp_path / "index").glob(".*"))

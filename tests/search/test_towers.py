@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from quintet.features.extractor import FeatureExtractor
 from quintet.search.errors import StaleIndex
 from quintet.search.towers import keep_tower, kept_tower
-from quintet.training.extractor import FeatureExtractor
 
 
 def test_a_kept_tower_is_the_same_tower(tower: dict[str, Any], tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A searcher that keeps the agreed signatures and knows thirty generated scenes by the words of their sentences."""
+"""A searcher that keeps the agreed signatures and knows thirty generated scenes by the words of their texts."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ from hypothesis import strategies as st
 from PIL import Image
 from starlette.testclient import TestClient
 
-from quintet.data.scenes.chance import generator
+from quintet.data.scenes.captions import captions
 from quintet.data.scenes.render import draw
-from quintet.data.scenes.scene import family
-from quintet.data.scenes.sentences import sentences
-from quintet.search.errors import EmptyQuery, MissingPicture, QueryTooLong, UnknownItem, UnknownWords
+from quintet.data.scenes.scene import family, generator
+from quintet.search.errors import EmptyQuery, MissingImage, QueryTooLong, UnknownItem, UnknownWords
 from quintet.search.items import Hit, Item
 from quintet.serve.app import create_app
 from quintet.serve.run import listen, make_server
@@ -32,7 +31,7 @@ SCENES = 30
 
 
 class FakeSearcher:
-    """Scores a picture by the share of the query's words that its sentences have."""
+    """Scores an image by the share of the query's words that its texts have."""
 
     def __init__(self, root: Path, generation: int = 1) -> None:
         self.root, self.generation, self.closed = root, generation, False
@@ -45,7 +44,7 @@ class FakeSearcher:
         for number in range(SCENES):
             rng = generator(number // 4)
             scene = family(rng)[number % 4]
-            said = sentences(scene, rng)
+            said = captions(scene, rng)
             drawing = draw(scene, rng, 96)
             path = root / "shapes" / f"scene-{number:02}.png"
             path.parent.mkdir(exist_ok=True, parents=True)
@@ -58,13 +57,13 @@ class FakeSearcher:
         self.items[item.id] = item
         self.words[item.id] = set(" ".join(said).lower().split())
 
-    def search_text(self, sentences: Sequence[str], **wish: Any) -> list[list[Hit]]:
-        return [self._ranked(self._known(sentence), **wish) for sentence in sentences]
+    def search_text(self, texts: Sequence[str], **wish: Any) -> list[list[Hit]]:
+        return [self._ranked(self._known(text), **wish) for text in texts]
 
-    def search_image(self, pictures: Sequence[Image.Image], **wish: Any) -> list[list[Hit]]:
-        for picture in pictures:
-            assert picture.mode == "RGB"
-        return [self._ranked(self.words["p0"], **wish) for _ in pictures]
+    def search_image(self, images: Sequence[Image.Image], **wish: Any) -> list[list[Hit]]:
+        for image in images:
+            assert image.mode == "RGB"
+        return [self._ranked(self.words["p0"], **wish) for _ in images]
 
     def similar(self, item_id: str, **wish: Any) -> list[Hit]:
         self.item(item_id)
@@ -89,10 +88,10 @@ class FakeSearcher:
             raise UnknownItem(f"no item {item_id!r}")
         return self.items[item_id]
 
-    def picture(self, item_id: str) -> Path:
+    def image_path(self, item_id: str) -> Path:
         path = self.root / (self.item(item_id).path or "")
         if not path.is_file():
-            raise MissingPicture(f"{path.name} is gone")
+            raise MissingImage(f"{path.name} is gone")
         return path
 
     def describe(self) -> dict[str, Any]:
@@ -102,12 +101,12 @@ class FakeSearcher:
     def close(self) -> None:
         self.closed = True
 
-    def _known(self, sentence: str) -> set[str]:
-        if not sentence.strip():
-            raise EmptyQuery("the query is empty; write a sentence")
-        if len(sentence) > 10_000:
-            raise QueryTooLong(f"the query has {len(sentence):,} characters")
-        known = set(sentence.lower().split()) & set().union(*self.words.values())
+    def _known(self, text: str) -> set[str]:
+        if not text.strip():
+            raise EmptyQuery("the query is empty; write a text")
+        if len(text) > 10_000:
+            raise QueryTooLong(f"the query has {len(text):,} characters")
+        known = set(text.lower().split()) & set().union(*self.words.values())
         if not known:
             raise UnknownWords("no word of the query is known")
         return known

@@ -33,10 +33,10 @@ def test_an_announced_200_megabytes_are_refused_unread(make_app: Callable[..., F
     assert answers[0]["status"] == 413
 
 
-def test_a_picture_may_be_larger_than_anything_else(client: TestClient) -> None:
+def test_a_image_may_be_larger_than_anything_else(client: TestClient) -> None:
     body = b" " * (2 * MEGABYTE)
     assert client.post("/api/search", content=body).status_code == 413
-    assert client.post("/api/search/picture", content=body).status_code == 422  # read, and not a picture
+    assert client.post("/api/search/picture", content=body).status_code == 422  # read, and not an image
 
 
 @pytest.mark.parametrize(("size", "status"), [(1000, 422), (1001, 413)])

@@ -80,14 +80,14 @@ def open_page(
         context.close()
 
 
-def test_a_sentence_fills_the_grid_as_it_is_scrolled(open_page: Callable[..., Opened], searcher: Any) -> None:
+def test_a_text_fills_the_grid_as_it_is_scrolled(open_page: Callable[..., Opened], searcher: Any) -> None:
     for number in range(30, 130):  # more than one window of 40
         searcher._add(
             searcher.items[f"p{number % 30}"].__class__(f"p{number}", "image", f"shapes/scene-{number % 30:02}.png", 0),
             ["red thing"],
         )
     it = open_page(viewport={"width": 900, "height": 600})
-    expect(it.page.get_by_text("30 pictures and 30 sentences")).to_be_visible()
+    expect(it.page.get_by_text("30 images and 30 texts")).to_be_visible()
     it.search("red circle")
     expect(it.page.get_by_role("status").first).to_contain_text("“red circle”: the best")
     first = it.cards().count()
@@ -96,7 +96,7 @@ def test_a_sentence_fills_the_grid_as_it_is_scrolled(open_page: Callable[..., Op
         it.page.mouse.wheel(0, 20_000)
         it.page.wait_for_timeout(50)
     expect(it.page.get_by_role("button", name="Show more")).to_be_hidden()
-    expect(it.page.get_by_role("status").first).to_contain_text("130 pictures")
+    expect(it.page.get_by_role("status").first).to_contain_text("130 images")
     ranks = it.page.locator(".card b").all_inner_texts()
     assert ranks == [str(rank) for rank in range(1, 131)]
     assert it.page.locator(".card img").first.evaluate("image => image.complete && image.naturalWidth") == 96
@@ -105,10 +105,10 @@ def test_a_sentence_fills_the_grid_as_it_is_scrolled(open_page: Callable[..., Op
 def test_the_keyboard_is_enough(open_page: Callable[..., Opened]) -> None:
     it = open_page(viewport={"width": 1000, "height": 700})
     keys = it.page.keyboard
-    expect(it.page.get_by_text("30 pictures")).to_be_visible()
+    expect(it.page.get_by_text("30 images")).to_be_visible()
     it.page.get_by_role("searchbox").blur()
     keys.press("/")
-    assert it.focused() == "Describe a picture"
+    assert it.focused() == "Describe an image"
     keys.type("red circle/")  # a slash is a slash while typing
     assert it.page.get_by_role("searchbox").input_value() == "red circle/"
     keys.press("Backspace")
@@ -138,7 +138,7 @@ def test_the_keyboard_is_enough(open_page: Callable[..., Opened]) -> None:
     expect(dialog).to_be_hidden()
     expect(it.cards().nth(columns)).to_be_focused()  # where the reader was
     keys.press("Escape")
-    assert it.focused() == "Describe a picture"
+    assert it.focused() == "Describe an image"
 
 
 def test_an_explanation_shows_words_and_where_they_look(open_page: Callable[..., Opened], searcher: Any) -> None:
@@ -162,7 +162,7 @@ def test_an_explanation_shows_words_and_where_they_look(open_page: Callable[...,
     assert shown["width"] == pytest.approx((right - left) * frame["width"], abs=4)
     assert shown["height"] == pytest.approx((bottom - top) * frame["height"], abs=4)
     pressed.click()
-    expect(dialog.locator("rect")).to_have_count(0)  # the bare picture
+    expect(dialog.locator("rect")).to_have_count(0)  # the bare image
     word.click()
     expect(word).to_have_attribute("aria-pressed", "true")
 
@@ -190,12 +190,12 @@ def test_words_whose_tokens_differ_are_matched_with_their_tokens(
 
 
 @pytest.mark.parametrize("way", ["file", "drop", "paste"])
-def test_a_picture_can_be_chosen_dropped_or_pasted(open_page: Callable[..., Opened], searcher: Any, way: str) -> None:
+def test_a_image_can_be_chosen_dropped_or_pasted(open_page: Callable[..., Opened], searcher: Any, way: str) -> None:
     it = open_page()
-    expect(it.page.get_by_text("30 pictures")).to_be_visible()
-    path = searcher.picture("p0")
+    expect(it.page.get_by_text("30 images")).to_be_visible()
+    path = searcher.image_path("p0")
     if way == "file":
-        it.page.get_by_label("Search by a picture file").set_input_files(path)
+        it.page.get_by_label("Search by an image file").set_input_files(path)
     else:
         data = base64.b64encode(path.read_bytes()).decode()
         carried = it.page.evaluate_handle(
@@ -209,14 +209,14 @@ def test_a_picture_can_be_chosen_dropped_or_pasted(open_page: Callable[..., Open
         )
         if way == "drop":
             it.page.dispatch_event("main", "dragenter", {"dataTransfer": carried})
-            expect(it.page.get_by_text("Drop a picture to search by it")).to_be_visible()
+            expect(it.page.get_by_text("Drop an image to search by it")).to_be_visible()
             it.page.dispatch_event("main", "drop", {"dataTransfer": carried})
-            expect(it.page.get_by_text("Drop a picture to search by it")).to_be_hidden()
+            expect(it.page.get_by_text("Drop an image to search by it")).to_be_hidden()
         else:
             it.page.evaluate(
                 "carried => document.dispatchEvent(new ClipboardEvent('paste', {clipboardData: carried}))", carried
             )
-    expect(it.page.get_by_role("status").first).to_contain_text("Like scene-00.png: 30 pictures")
+    expect(it.page.get_by_role("status").first).to_contain_text("Like scene-00.png: 30 images")
     expect(it.page.locator("#chip img")).to_be_visible()
     assert it.page.locator("#chip img").evaluate("image => image.naturalWidth") == 96
     it.cards().first.click()
@@ -242,15 +242,15 @@ def test_more_like_this_and_back(open_page: Callable[..., Opened]) -> None:
     expect(it.page.get_by_role("status").first).to_contain_text("“red circle”")
     assert it.page.get_by_role("searchbox").input_value() == "red circle"
     it.page.go_back()
-    expect(it.page.get_by_text("Say what is in the picture")).to_be_visible()
+    expect(it.page.get_by_text("Say what is in the image")).to_be_visible()
 
 
-def test_sentences_and_filters(open_page: Callable[..., Opened]) -> None:
+def test_texts_and_filters(open_page: Callable[..., Opened]) -> None:
     it = open_page()
     it.search("red circle")
     expect(it.cards()).to_have_count(30)
     it.page.get_by_text("Sentences", exact=True).click()
-    expect(it.page.get_by_role("status").first).to_contain_text("30 sentences")
+    expect(it.page.get_by_role("status").first).to_contain_text("30 texts")
     it.page.get_by_text("Pictures", exact=True).click()
     it.page.get_by_text("Filter", exact=True).click()
     it.page.get_by_label("Filter results").fill('path~"*-0?.png"')
@@ -269,11 +269,11 @@ def test_troubles_are_told_and_can_be_mended(open_page: Callable[..., Opened], s
     trouble = it.page.get_by_role("alert").first
     it.search("xyzzy plugh")
     expect(trouble).to_contain_text("None of these words is known")
-    it.page.get_by_label("Search by a picture file").set_input_files(
-        {"name": "a.png", "mimeType": "image/png", "buffer": b"no picture"}
+    it.page.get_by_label("Search by an image file").set_input_files(
+        {"name": "a.png", "mimeType": "image/png", "buffer": b"no image"}
     )
-    expect(trouble).to_contain_text("not a picture that can be read")
-    searcher.picture("p5").unlink()
+    expect(trouble).to_contain_text("not an image that can be read")
+    searcher.image_path("p5").unlink()
     it.search("red")
     expect(it.page.get_by_text(re.compile("file is gone"))).to_be_visible()
     searcher.error = StoreUnavailable("the store does not answer")
@@ -291,8 +291,8 @@ def test_troubles_are_told_and_can_be_mended(open_page: Callable[..., Opened], s
 
 def test_a_file_above_the_limit_is_not_even_sent(open_page: Callable[..., Opened], make_app: Any) -> None:
     it = open_page(app=make_app(max_upload_bytes=1000))
-    expect(it.page.get_by_text("30 pictures")).to_be_visible()
-    it.page.get_by_label("Search by a picture file").set_input_files(
+    expect(it.page.get_by_text("30 images")).to_be_visible()
+    it.page.get_by_label("Search by an image file").set_input_files(
         {"name": "a.png", "mimeType": "image/png", "buffer": b"x" * 1001}
     )
     expect(it.page.get_by_role("alert").first).to_contain_text("too large")
@@ -311,7 +311,7 @@ def test_a_server_with_a_token_asks_for_it(open_page: Callable[..., Opened], mak
     expect(dialog).to_be_hidden()
     it.search("red circle")
     expect(it.cards()).to_have_count(30)
-    expect(it.page.locator(".card img").first).to_have_js_property("naturalWidth", 96)  # pictures come by cookie
+    expect(it.page.locator(".card img").first).to_have_js_property("naturalWidth", 96)  # images come by cookie
 
 
 def test_a_phone_shows_two_columns_and_nothing_sticks_out(open_page: Callable[..., Opened]) -> None:
@@ -383,7 +383,7 @@ def test_both_colour_schemes_can_be_read(open_page: Callable[..., Opened], schem
 def test_still_for_those_who_want_no_motion(open_page: Callable[..., Opened], searcher: Any) -> None:
     for motion, expected in (("reduce", "none"), ("no-preference", "breathe")):
         it = open_page(reduced_motion=motion)
-        expect(it.page.get_by_text("30 pictures")).to_be_visible()
+        expect(it.page.get_by_text("30 images")).to_be_visible()
         searcher.gate.clear()
         it.search("red")
         blank = it.page.locator(".blank").first
@@ -419,7 +419,7 @@ def test_everything_has_a_role_and_a_name(open_page: Callable[..., Opened]) -> N
     assert len(ids) == len(set(ids))
 
 
-def test_markup_in_names_and_sentences_stays_text(open_page: Callable[..., Opened], searcher: Any) -> None:
+def test_markup_in_names_and_texts_stays_text(open_page: Callable[..., Opened], searcher: Any) -> None:
     evil = "<img src=x onerror=alert(1)><b>red"
     searcher._add(searcher.items["s0"].__class__("evil", "text", None, None, evil), ["red circle"])
     it = open_page(path="/?q=red+circle&kind=text")

@@ -22,22 +22,22 @@ from quintet.backbones.tower import create_tower
 from quintet.data.formats.scenes import make_scenes
 from quintet.data.vocabulary import WordVocabulary
 from quintet.errors import QuintetError
+from quintet.features.extractor import FeatureExtractor
 from quintet.files import read_json, write_json
 from quintet.models import create_model
+from quintet.runs.checkpoint import save_tensors
+from quintet.runs.run import write_run
 from quintet.search.build import build_index
 from quintet.search.searcher import Searcher
 from quintet.serve.app import create_app
 from quintet.serve.run import serve_index
 from quintet.serve.searchers import IndexWatcher
 from quintet.serve.settings import Settings
-from quintet.training.checkpoint import save_tensors
-from quintet.training.extractor import FeatureExtractor
-from quintet.training.run import write_run
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of pictures, and the runs `vse` and `scan`."""
+    """A folder of images, and the runs `vse` and `scan`."""
     folder = tmp_path_factory.mktemp("real")
     corpus = make_scenes(folder / "corpus", train=4, dev=4, test=16, size=64)
     torch.manual_seed(0)
@@ -58,7 +58,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def pictures(made: Path, tmp_path: Path) -> Path:
+def images(made: Path, tmp_path: Path) -> Path:
     folder = tmp_path / "pictures" / "shapes"
     folder.mkdir(parents=True)
     for path in sorted((made / "corpus").rglob("*.png")):
@@ -67,13 +67,13 @@ def pictures(made: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def index(made: Path, pictures: Path, tmp_path: Path) -> Path:
-    build(made, pictures, tmp_path / "index")
+def index(made: Path, images: Path, tmp_path: Path) -> Path:
+    build(made, images, tmp_path / "index")
     return tmp_path / "index"
 
 
-def build(made: Path, pictures: Path, out: Path) -> None:
-    build_index(made / "vse", [pictures], out, rerank_with=[made / "scan"], device="cpu", workers=1)
+def build(made: Path, images: Path, out: Path) -> None:
+    build_index(made / "vse", [images], out, rerank_with=[made / "scan"], device="cpu", workers=1)
 
 
 @pytest.fixture
@@ -88,14 +88,14 @@ def real(watcher: IndexWatcher, tmp_path: Path) -> Iterator[TestClient]:
         yield client
 
 
-def test_every_route_on_a_real_index(real: TestClient, pictures: Path) -> None:
-    count = len(list(pictures.rglob("*.png")))
+def test_every_route_on_a_real_index(real: TestClient, images: Path) -> None:
+    count = len(list(images.rglob("*.png")))
     facts = real.get("/api/index").json()["index"]
     assert facts["counts"]["image"] == count
     found = real.post("/api/search", json={"query": "a large red circle", "limit": 100}).json()["hits"]
     assert len({hit["item"]["id"] for hit in found}) == count
     best = found[0]["item"]
-    file = pictures / best["path"]
+    file = images / best["path"]
     assert real.get("/api/picture", params={"id": best["id"]}).content == file.read_bytes()
     assert real.get("/api/thumbnail", params={"id": best["id"]}).headers["Content-Type"] == "image/png"
     same = real.post("/api/search/picture", content=file.read_bytes()).json()["hits"][0]
@@ -111,10 +111,10 @@ def test_every_route_on_a_real_index(real: TestClient, pictures: Path) -> None:
 
 
 def test_what_cannot_be_reranked_is_told_at_the_start(
-    made: Path, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    made: Path, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)  # it would stay so for all tests
-    build_index(made / "vse", [pictures], tmp_path / "plain", device="cpu", workers=1)
+    build_index(made / "vse", [images], tmp_path / "plain", device="cpu", workers=1)
     settings = Settings(port=0, cache=tmp_path / "cache", rerank=10)
     with pytest.raises(QuintetError, match="nothing to re-rank with"):
         serve_index(tmp_path / "plain", settings, device="cpu", ready=lambda _: pytest.fail("it serves"))
@@ -153,23 +153,23 @@ def test_generated_requests_to_a_real_index(
         assert f'route="{operation.partition(" ")[2]}",status="200"}}' in real.get("/metrics").text
 
 
-def test_no_picture_outside_the_indexed_folder_is_given_out(real: TestClient, pictures: Path, tmp_path: Path) -> None:
+def test_no_image_outside_the_indexed_folder_is_given_out(real: TestClient, images: Path, tmp_path: Path) -> None:
     secret = tmp_path / "secret.png"
     Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(secret)
     item = real.post("/api/search", json={"query": "red"}).json()["hits"][0]["item"]
-    (pictures / item["path"]).unlink()
-    (pictures / item["path"]).symlink_to(secret)
+    (images / item["path"]).unlink()
+    (images / item["path"]).symlink_to(secret)
     for path in ("picture", "thumbnail"):
         answer = real.get(f"/api/{path}", params={"id": item["id"]})
         assert (answer.status_code, answer.json()["code"]) == (410, "missing_picture")
 
 
 def test_a_rebuilt_index_is_served_and_a_foreign_one_is_not(
-    real: TestClient, watcher: IndexWatcher, made: Path, pictures: Path, index: Path
+    real: TestClient, watcher: IndexWatcher, made: Path, images: Path, index: Path
 ) -> None:
     before = real.get("/api/index").json()["index"]["counts"]["image"]
-    next(pictures.rglob("*.png")).unlink()
-    build(made, pictures, index)
+    next(images.rglob("*.png")).unlink()
+    build(made, images, index)
     assert watcher.look()
     assert real.get("/api/index").json()["index"]["counts"]["image"] == before - 1
     manifest = read_json(index / "index.json")
@@ -188,16 +188,16 @@ WRITER = """
 import os, signal, sys
 from pathlib import Path
 from quintet.search.build import build_index
-made, pictures, out = map(Path, sys.argv[1:])
+made, images, out = map(Path, sys.argv[1:])
 def die(done, total):
     os.kill(os.getpid(), signal.SIGKILL)
-build_index(made / "vse", [pictures], out, rerank_with=[made / "scan"], device="cpu", workers=1, progress=die)
+build_index(made / "vse", [images], out, rerank_with=[made / "scan"], device="cpu", workers=1, progress=die)
 """
 
 
 @pytest.mark.slow
 def test_the_command_serves_on_while_a_build_is_killed_and_stops_when_told(
-    made: Path, pictures: Path, index: Path, tmp_path: Path
+    made: Path, images: Path, index: Path, tmp_path: Path
 ) -> None:
     command = [sys.executable, "-m", "quintet", "serve", str(index), "--port", "0", "--device", "cpu"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(tmp_path / "cache"), "COLUMNS": "200"}
@@ -209,13 +209,13 @@ def test_the_command_serves_on_while_a_build_is_killed_and_stops_when_told(
         assert base, line
         with httpx2.Client(base_url=base[0], timeout=60) as client:
             before = client.get("/api/index").json()["index"]
-            Image.fromarray(np.full((40, 40, 3), 77, np.uint8)).save(pictures / "new.png")
-            killed = subprocess.run([sys.executable, "-c", WRITER, made, pictures, index], env=environment, check=False)
+            Image.fromarray(np.full((40, 40, 3), 77, np.uint8)).save(images / "new.png")
+            killed = subprocess.run([sys.executable, "-c", WRITER, made, images, index], env=environment, check=False)
             assert killed.returncode == -signal.SIGKILL
             time.sleep(1.5)
             assert client.post("/api/search", json={"query": "red"}).status_code == 200
             assert client.get("/api/index").json()["index"] == before
-            build(made, pictures, index)  # goes on where the killed one was
+            build(made, images, index)  # goes on where the killed one was
             for _ in range(600):
                 facts = client.get("/api/index").json()["index"]
                 if facts["generation"] > before["generation"]:

@@ -44,7 +44,7 @@ def refused(answer: Response, status: int, code: str) -> str:
     return message
 
 
-def test_a_sentence_finds_pictures_best_first(client: TestClient) -> None:
+def test_a_text_finds_images_best_first(client: TestClient) -> None:
     answer = client.post("/api/search", json={"query": "red circle", "limit": 5}).json()
     scores = [hit["score"] for hit in answer["hits"]]
     assert len(scores) == 5
@@ -68,7 +68,7 @@ def test_windows_side_by_side_are_the_whole_list_and_the_last_says_so(client: Te
     assert client.post("/api/search", json={"query": "red", "offset": 900}).json()["hits"] == []
 
 
-def test_sentences_can_be_looked_for_and_results_filtered(client: TestClient) -> None:
+def test_texts_can_be_looked_for_and_results_filtered(client: TestClient) -> None:
     texts = client.post("/api/search", json={"query": "red", "kind": "text"}).json()["hits"]
     assert {hit["item"]["kind"] for hit in texts} == {"text"}
     assert all(hit["item"]["text"] for hit in texts)
@@ -78,7 +78,7 @@ def test_sentences_can_be_looked_for_and_results_filtered(client: TestClient) ->
     assert "character" in message
 
 
-def test_a_picture_finds_pictures(client: TestClient) -> None:
+def test_a_image_finds_images(client: TestClient) -> None:
     answer = client.post("/api/search/picture?limit=3", content=png(), headers={"Content-Type": "image/png"})
     assert answer.status_code == 200
     assert answer.json()["hits"][0]["item"]["id"] == "p0"
@@ -99,7 +99,7 @@ def test_words_and_regions_explain_a_hit(client: TestClient) -> None:
     assert client.post("/api/explain", json={"query": "red", "id": "s0"}).json()["regions"] is None
 
 
-def test_thumbnails_and_pictures_are_pictures(client: TestClient, searcher: Any) -> None:
+def test_thumbnails_and_images_are_images(client: TestClient, searcher: Any) -> None:
     small = client.get("/api/thumbnail", params={"id": "p3", "size": 160})
     assert small.headers["Content-Type"] == "image/png"
     assert Image.open(io.BytesIO(small.content)).size == (96, 96)
@@ -108,7 +108,7 @@ def test_thumbnails_and_pictures_are_pictures(client: TestClient, searcher: Any)
     )
     assert (again.status_code, again.content) == (304, b"")
     whole = client.get("/api/picture", params={"id": "p3"})
-    assert whole.content == searcher.picture("p3").read_bytes()
+    assert whole.content == searcher.image_path("p3").read_bytes()
     assert whole.headers["Content-Type"] == "image/png"
     refused(client.get("/api/thumbnail", params={"id": "p3", "size": 161}), 422, "invalid")
 
@@ -144,13 +144,13 @@ def test_unknown_words_only(client: TestClient) -> None:
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"not a picture", b"%PDF-1.7 ...", b"<svg xmlns='...'/>", b"\x89PNG\r\n\x1a\n", png()[:60]]
+    "body", [b"", b"not an image", b"%PDF-1.7 ...", b"<svg xmlns='...'/>", b"\x89PNG\r\n\x1a\n", png()[:60]]
 )
-def test_an_upload_that_is_no_picture(client: TestClient, body: bytes) -> None:
+def test_an_upload_that_is_no_image(client: TestClient, body: bytes) -> None:
     refused(client.post("/api/search/picture", content=body), 422, "unreadable_picture")
 
 
-def test_a_picture_bomb_is_refused_from_its_header(client: TestClient) -> None:
+def test_a_image_bomb_is_refused_from_its_header(client: TestClient) -> None:
     began = time.perf_counter()
     message = refused(client.post("/api/search/picture", content=bomb()), 422, "unreadable_picture")
     assert "decompression bombs" in message
@@ -187,15 +187,15 @@ def test_static_names_are_looked_up_too(client: TestClient) -> None:
         assert client.get(f"/static/{name}").status_code in (404, 405), name
 
 
-def test_a_deleted_picture_is_told(client: TestClient, searcher: Any) -> None:
-    searcher.picture("p5").unlink()
+def test_a_deleted_image_is_told(client: TestClient, searcher: Any) -> None:
+    searcher.image_path("p5").unlink()
     refused(client.get("/api/picture", params={"id": "p5"}), 410, "missing_picture")
     refused(client.get("/api/thumbnail", params={"id": "p5"}), 410, "missing_picture")
     assert client.get("/api/similar", params={"id": "p5"}).status_code == 200  # its code is still there
 
 
-def test_a_damaged_picture_is_told(client: TestClient, searcher: Any) -> None:
-    searcher.picture("p5").write_bytes(b"was a picture once")
+def test_a_damaged_image_is_told(client: TestClient, searcher: Any) -> None:
+    searcher.image_path("p5").write_bytes(b"was an image once")
     refused(client.get("/api/thumbnail", params={"id": "p5"}), 422, "unreadable_picture")
 
 
@@ -229,7 +229,7 @@ def test_a_full_queue_is_told_to_come_back(make_app: Callable[..., FastAPI], sea
         refused(answer, 503, "busy")
         assert int(answer.headers["Retry-After"]) >= 1
         assert client.get("/health").status_code == 200
-        assert client.get("/api/thumbnail?id=p0").status_code == 200  # pictures do not wait for searches
+        assert client.get("/api/thumbnail?id=p0").status_code == 200  # images do not wait for searches
         searcher.gate.set()
         assert [future.result().status_code for future in held] == [200, 200]
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 
-from quintet.errors import PictureError
+from quintet.errors import ImageError
 from quintet.search.items import Hit
 from quintet.serve.pool import BusyError
 from quintet.serve.schemas import Window
@@ -33,31 +33,31 @@ def test_reranked_windows_side_by_side_are_one_list(
 ) -> None:
     service = make_app(rerank=8).state.service
     windows = [
-        asyncio.run(service.search_sentence("red circle", Window(limit=5, offset=offset))) for offset in range(0, 30, 5)
+        asyncio.run(service.search_text("red circle", Window(limit=5, offset=offset))) for offset in range(0, 30, 5)
     ]
-    plain = asyncio.run(make_app().state.service.search_sentence("red circle", Window(limit=30)))
+    plain = asyncio.run(make_app().state.service.search_text("red circle", Window(limit=30)))
     order = [hit.item.id for hit in plain.hits]
     assert [hit.item.id for window in windows for hit in window.hits] == order[7::-1] + order[8:]
     assert [window.more for window in windows] == [True] * 5 + [False]
     assert {entry["rerank"] for entry in reversing} == {None, 8}
 
 
-def test_pictures_are_reranked_for_sentences_and_sentences_for_pictures_only(
+def test_images_are_reranked_for_texts_and_texts_for_images_only(
     make_app: Callable[..., FastAPI], reversing: list[dict[str, Any]], searcher: Any
 ) -> None:
     service = make_app(rerank=50).state.service
 
-    async def picture() -> AsyncIterator[bytes]:
-        yield searcher.picture("p0").read_bytes()
+    async def image() -> AsyncIterator[bytes]:
+        yield searcher.image_path("p0").read_bytes()
 
     def reranked(search: Callable[..., Any], what: Any, kind: Any) -> Any:
         asyncio.run(search(what, Window(kind=kind, limit=3)))
         return reversing[-1]["rerank"]
 
-    assert reranked(service.search_sentence, "red", "image") == 50
-    assert reranked(service.search_sentence, "red", "text") is None
-    assert reranked(service.search_picture, picture(), "text") == 50
-    assert reranked(service.search_picture, picture(), "image") is None
+    assert reranked(service.search_text, "red", "image") == 50
+    assert reranked(service.search_text, "red", "text") is None
+    assert reranked(service.search_picture, image(), "text") == 50
+    assert reranked(service.search_picture, image(), "image") is None
 
 
 def test_many_large_uploads_at_once_are_told_to_come_back(make_app: Callable[..., FastAPI]) -> None:
@@ -76,9 +76,9 @@ def test_many_large_uploads_at_once_are_told_to_come_back(make_app: Callable[...
             await service.search_picture(pieces(), Window())
         last.set()
         for task in slow:
-            with pytest.raises(PictureError):  # read to the end, and no picture
+            with pytest.raises(ImageError):  # read to the end, and no image
                 await task
-        with pytest.raises(PictureError):  # their bytes are free again
+        with pytest.raises(ImageError):  # their bytes are free again
             await service.search_picture(pieces(), Window())
 
     asyncio.run(use())

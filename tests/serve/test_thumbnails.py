@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from quintet.errors import PictureError
+from quintet.errors import ImageError
 from quintet.serve.thumbnails import Thumbnails
 
 
@@ -26,48 +26,48 @@ def opened(data: bytes) -> Image.Image:
     return Image.open(io.BytesIO(data))
 
 
-def test_a_picture_is_shrunk_once_and_then_read_from_disk(cache: Thumbnails, tmp_path: Path) -> None:
-    picture = noise(tmp_path / "a.png", 400)
-    first = cache.get(picture, 160)
+def test_a_image_is_shrunk_once_and_then_read_from_disk(cache: Thumbnails, tmp_path: Path) -> None:
+    image = noise(tmp_path / "a.png", 400)
+    first = cache.get(image, 160)
     assert opened(first.data).size == (160, 160)
     assert first.media_type == "image/jpeg"
-    assert cache.get(picture, 160) == first
+    assert cache.get(image, 160) == first
     assert (cache.made, cache.found) == (1, 1)
     again = Thumbnails(tmp_path / "cache", 10**6, 10**6)  # another process
-    assert again.get(picture, 160) == first
+    assert again.get(image, 160) == first
     assert (again.made, again.found) == (0, 1)
 
 
 def test_small_drawings_stay_as_crisp_as_they_are(cache: Thumbnails, tmp_path: Path) -> None:
-    picture = noise(tmp_path / "a.png", 96)
-    small = cache.get(picture, 320)
+    image = noise(tmp_path / "a.png", 96)
+    small = cache.get(image, 320)
     assert small.media_type == "image/png"
-    assert np.array_equal(np.asarray(opened(small.data)), np.asarray(Image.open(picture)))
+    assert np.array_equal(np.asarray(opened(small.data)), np.asarray(Image.open(image)))
 
 
 def test_a_changed_file_gets_a_new_copy(cache: Thumbnails, tmp_path: Path) -> None:
-    picture = noise(tmp_path / "a.png", 96)
-    before = cache.get(picture, 320)
-    noise(picture, 97, seed=1)
-    after = cache.get(picture, 320)
+    image = noise(tmp_path / "a.png", 96)
+    before = cache.get(image, 320)
+    noise(image, 97, seed=1)
+    after = cache.get(image, 320)
     assert before.tag != after.tag
     assert opened(after.data).size == (97, 97)
 
 
 def test_the_cache_never_exceeds_its_limit_and_drops_what_was_asked_for_longest_ago(tmp_path: Path) -> None:
     folder = tmp_path / "cache"
-    pictures = [noise(tmp_path / f"{number}.png", 60, number) for number in range(6)]
-    one = len(Thumbnails(tmp_path / "other", 10**6, 10**6).get(pictures[0], 320).data)
+    images = [noise(tmp_path / f"{number}.png", 60, number) for number in range(6)]
+    one = len(Thumbnails(tmp_path / "other", 10**6, 10**6).get(images[0], 320).data)
     cache = Thumbnails(folder, int(3.5 * one), 10**6)
-    for picture in pictures[:3]:
-        cache.get(picture, 320)
-    cache.get(pictures[0], 320)  # now 1 is the oldest
-    cache.get(pictures[3], 320)
+    for image in images[:3]:
+        cache.get(image, 320)
+    cache.get(images[0], 320)  # now 1 is the oldest
+    cache.get(images[3], 320)
     assert cache.kept_bytes == sum(path.stat().st_size for path in folder.iterdir()) <= 3.5 * one
     made = cache.made
-    cache.get(pictures[0], 320)
+    cache.get(images[0], 320)
     assert cache.made == made
-    cache.get(pictures[1], 320)
+    cache.get(images[1], 320)
     assert cache.made == made + 1
     shrunk = Thumbnails(folder, one // 2, 10**6)  # a smaller limit is kept at once
     assert shrunk.kept_bytes == 0
@@ -75,20 +75,20 @@ def test_the_cache_never_exceeds_its_limit_and_drops_what_was_asked_for_longest_
 
 
 def test_a_tidied_folder_or_one_that_cannot_be_written_costs_speed_only(tmp_path: Path) -> None:
-    picture = noise(tmp_path / "a.png", 96)
+    image = noise(tmp_path / "a.png", 96)
     cache = Thumbnails(tmp_path / "cache", 10**6, 10**6)
-    cache.get(picture, 320)
+    cache.get(image, 320)
     for path in (tmp_path / "cache").iterdir():
         path.unlink()
-    assert cache.get(picture, 320).data
+    assert cache.get(image, 320).data
     assert cache.made == 2
     (tmp_path / "file").write_text("not a folder")
     blocked = Thumbnails(tmp_path / "file" / "cache", 10**6, 10**6)
-    assert blocked.get(picture, 320).data
+    assert blocked.get(image, 320).data
     assert blocked.kept_bytes == 0
 
 
 def test_a_bomb_in_the_index_is_refused(tmp_path: Path) -> None:
-    picture = noise(tmp_path / "a.png", 96)
-    with pytest.raises(PictureError, match="decompression bombs"):
-        Thumbnails(tmp_path / "cache", 10**6, max_pixels=1000).get(picture, 320)
+    image = noise(tmp_path / "a.png", 96)
+    with pytest.raises(ImageError, match="decompression bombs"):
+        Thumbnails(tmp_path / "cache", 10**6, max_pixels=1000).get(image, 320)

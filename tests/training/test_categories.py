@@ -11,9 +11,9 @@ from quintet.data.corpus import Corpus
 from quintet.errors import RecipeError, RunError
 from quintet.losses.instance import InstanceObjective
 from quintet.models import create_model
-from quintet.training import categories
+from quintet.training import clusters as categories
 from quintet.training.build import Objectives, TrainingData, open_data
-from quintet.training.categories import assign_categories
+from quintet.training.clusters import assign_categories
 from quintet.training.recipe import parse_recipe
 
 pytest.importorskip("sklearn")
@@ -39,7 +39,7 @@ def assign(data: TrainingData, folder: Path, count: int = 3, model: Any = None) 
 
 
 def test_groups_that_look_alike_get_one_category(data: TrainingData, tmp_path: Path) -> None:
-    """K-means of the mean features of a group, as a plain sum over its pictures."""
+    """K-means of the mean features of a group, as a plain sum over its images."""
     model = matcher()
     part = assign(data, tmp_path, model=model)
     labels = part.class_of_group.numpy()
@@ -48,13 +48,13 @@ def test_groups_that_look_alike_get_one_category(data: TrainingData, tmp_path: P
     assert data.store is not None
     cells = data.store.batch([image.id for image in data.train.images]).fragments
     assert cells is not None
-    means = cells.mean(dim=1).numpy()  # one picture a group
+    means = cells.mean(dim=1).numpy()  # one image a group
     centres = np.stack([means[labels == label].mean(axis=0) for label in range(3)])
     nearest = ((means[:, None] - centres) ** 2).sum(axis=2).argmin(axis=1)
     assert (nearest == labels).mean() > 0.8
 
 
-def test_pictures_of_a_group_are_averaged(data: TrainingData, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_images_of_a_group_are_averaged(data: TrainingData, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     seen: list[np.ndarray] = []
     monkeypatch.setattr(
         categories, "kmeans", lambda vectors, count, seed: seen.append(vectors) or np.zeros(6, np.int64)

@@ -134,7 +134,7 @@ def test_recordings_of_a_phase_go_with_it() -> None:
 
 
 class Doubling:
-    """Stands in for a CUDA graph: what was recorded puts twice the pictures into a gradient."""
+    """Stands in for a CUDA graph: what was recorded puts twice the images into a gradient."""
 
     def __init__(self, inputs: PairBatch, gradient: torch.Tensor, outcome: Outcome) -> None:
         self.inputs, self.gradient, self.outcome = inputs, gradient, outcome

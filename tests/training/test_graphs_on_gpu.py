@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from quintet.runs.checkpoint import load_tensors
 from quintet.training import loop
-from quintet.training.checkpoint import load_tensors
 from quintet.training.graphs import StepGraphs
 from quintet.training.recipe import parse_recipe
 from quintet.training.stages import resume, train
@@ -36,7 +36,7 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 @pytest.fixture(autouse=True)
 def no_more_padding(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Dropout draws for padding, too: sentences padded alike have the same words hidden."""
+    """Dropout draws for padding, too: texts padded alike have the same words hidden."""
     monkeypatch.setattr(loop, "WORDS", 1)
 
 
@@ -61,7 +61,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.fixture(autouse=True)
-def sentences_of_two_lengths(tiny_recipe: dict[str, Any], tmp_path: Path, make_corpus: Callable[..., Path]) -> None:
+def texts_of_two_lengths(tiny_recipe: dict[str, Any], tmp_path: Path, make_corpus: Callable[..., Path]) -> None:
     """So that batches have several shapes: two lengths, and fewer pairs in the last."""
     corpus = make_corpus(tmp_path / "corpus")
     file = corpus / "texts.jsonl"

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from quintet.errors import TrainingError
-from quintet.training.health import PATIENCE, CollapseWatch, refuse_not_finite
+from quintet.training.loop import PATIENCE, CollapseWatch, refuse_not_finite
 
 FLAT: dict[str, float | None] = {"text": 0.2, "image": 0.2}
 

@@ -13,13 +13,14 @@ import torch
 import yaml
 
 from quintet.backbones.resnet import ResNet
-from quintet.data import loading, picture_memory
+from quintet.data import loading
+from quintet.data import resident as image_memory
 from quintet.data.corpus import Corpus
 from quintet.data.formats.scenes import make_scenes
 from quintet.models.vse import VSE
+from quintet.runs.checkpoint import load_tensors
+from quintet.runs.devices import tensor_core_products
 from quintet.training import loop
-from quintet.training.checkpoint import load_tensors
-from quintet.training.devices import tensor_core_products
 from quintet.training.recipe import parse_recipe
 from quintet.training.stages import train
 
@@ -64,7 +65,7 @@ def test_two_processes_equal_one(tiny_recipe: dict[str, Any], tmp_path: Path, pr
 
 
 @pytest.fixture
-def on_pictures(tiny_recipe: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
+def on_images(tiny_recipe: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
     """Dual-Path from pixels, its image tower frozen: a ResNet, which has BatchNorms, from random weights."""
     corpus = make_scenes(tmp_path / "scenes", train=6, dev=4, test=4, seed=0, size=32)
     tiny_recipe["data"] = {"corpus": str(corpus.root), "tokenizer": {"min_count": 1, "marks": False, "unknown": "drop"}}
@@ -82,7 +83,7 @@ def on_pictures(tiny_recipe: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("mode", ["eval", "train"])
 def test_frozen_towers_keep_their_weights_and_statistics(
-    on_pictures: dict[str, Any], tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch
+    on_images: dict[str, Any], tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In evaluation mode by default; in training mode they see batch statistics, as in the released Dual-Path."""
     modes: set[bool] = set()
@@ -94,7 +95,7 @@ def test_frozen_towers_keep_their_weights_and_statistics(
         return forward(self, pixels)
 
     monkeypatch.setattr(ResNet, "forward", watched)
-    train(parse_recipe(on_pictures, [f"stages.0.frozen={mode}"]), tmp_path / "run", device="cpu")
+    train(parse_recipe(on_images, [f"stages.0.frozen={mode}"]), tmp_path / "run", device="cpu")
     assert modes == {mode == "train"}
     names = load_tensors(tmp_path / "run" / "weights.safetensors")[0]
     tower = {name: tensor for name, tensor in names.items() if ".tower." in name and "running" in name}
@@ -103,20 +104,18 @@ def test_frozen_towers_keep_their_weights_and_statistics(
         assert torch.equal(tensor, torch.full_like(tensor, float(name.endswith("var")))), name
 
 
-def test_pictures_may_be_decoded_once(
-    on_pictures: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`data.keep: device` opens each picture of training and validation once, whatever the number of epochs."""
+def test_images_may_be_decoded_once(on_images: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`data.keep: device` opens each image of training and validation once, whatever the number of epochs."""
     opened: list[str] = []
-    real = picture_memory.open_picture
-    monkeypatch.setattr(picture_memory, "open_picture", lambda path: opened.append(path.name) or real(path))
+    real = image_memory.open_image
+    monkeypatch.setattr(image_memory, "open_image", lambda path: opened.append(path.name) or real(path))
     views = ["data.augment={crop: shift, flip: 0.5}", "stages.0.epochs=3"]
-    kept = train(parse_recipe(on_pictures, [*views, "data.keep=device"]), tmp_path / "kept", device="cpu")
+    kept = train(parse_recipe(on_images, [*views, "data.keep=device"]), tmp_path / "kept", device="cpu")
     assert kept["online"]["steps"] == 3
     from_disk: list[str] = []
-    read = loading.open_picture
-    monkeypatch.setattr(loading, "open_picture", lambda path: from_disk.append(path.name) or read(path))
-    train(parse_recipe(on_pictures, [*views, "data.keep=disk"]), tmp_path / "disk", device="cpu")
+    read = loading.open_image
+    monkeypatch.setattr(loading, "open_image", lambda path: from_disk.append(path.name) or read(path))
+    train(parse_recipe(on_images, [*views, "data.keep=disk"]), tmp_path / "disk", device="cpu")
     corpus = Corpus.open(tmp_path / "scenes")
     training, validation = (len(corpus.split(name).images) for name in ("train", "dev"))
     assert len(opened) == len(set(opened)) == training + validation

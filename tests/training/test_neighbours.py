@@ -19,9 +19,9 @@ from typer.testing import CliRunner
 from quintet.cli.evaluate import evaluate_command
 from quintet.errors import QuintetError, RecipeError, RunError
 from quintet.files import read_jsonl
-from quintet.training.checkpoint import load_tensors
+from quintet.runs.checkpoint import load_tensors
+from quintet.training.clusters import cluster_count
 from quintet.training.logs import Silent
-from quintet.training.neighbours import cluster_count
 from quintet.training.recipe import parse_recipe
 from quintet.training.recipe_models import BatchRecipe
 from quintet.training.stages import resume, train
@@ -110,7 +110,7 @@ def test_settings_that_make_no_sense_are_refused(
         parse_recipe(hrem_recipe(tiny_recipe, batches=NEIGHBOURS | {"per_cluster": 4}))
     recipe = hrem_recipe(tiny_recipe, loss={"triplet": {}})
     recipe["matcher"] = {"name": "scan", "embed_dim": 8, "word_dim": 6}
-    with pytest.raises(RecipeError, match="one vector a picture"):
+    with pytest.raises(RecipeError, match="one vector an image"):
         train(parse_recipe(recipe), tmp_path / "run", device="cpu")
     monkeypatch.setitem(sys.modules, "sklearn.cluster", None)
     with pytest.raises(QuintetError, match="scikit-learn"):

@@ -19,7 +19,7 @@ import yaml
 from quintet.data.batches import ImageBatch
 from quintet.data.features import FeatureStore
 from quintet.files import read_jsonl
-from quintet.training.checkpoint import load_tensors
+from quintet.runs.checkpoint import load_tensors
 from quintet.training.logs import Silent
 from quintet.training.recipe import parse_recipe
 from quintet.training.stages import resume, train

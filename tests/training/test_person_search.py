@@ -29,7 +29,7 @@ CLOTHES = [(coat, legs) for coat in COLOURS for legs in COLOURS if coat != legs]
 
 
 def make_people(folder: Path) -> Path:
-    """20 people of two or three tall pictures with two captions each: a coat and trousers of one colour each."""
+    """20 people of two or three tall images with two captions each: a coat and trousers of one colour each."""
     rng = np.random.default_rng(0)
     rows: list[dict[str, Any]] = []
     (folder / "imgs" / "cam").mkdir(parents=True)
@@ -61,7 +61,7 @@ def recipe(corpus: Corpus) -> dict[str, Any]:
     return made
 
 
-def test_people_are_classes_and_any_of_their_pictures_counts(corpus: Corpus, tmp_path: Path) -> None:
+def test_people_are_classes_and_any_of_their_images_counts(corpus: Corpus, tmp_path: Path) -> None:
     assert len(corpus.split("train").groups) == 12
     assert len(corpus.split("train").images) == 30
     summary = train(parse_recipe(recipe(corpus)), tmp_path / "run", device="cpu")
@@ -77,8 +77,8 @@ def test_people_are_classes_and_any_of_their_pictures_counts(corpus: Corpus, tmp
     assert all(0 <= found["metrics"][f"t2i_r{cut}"] <= 100 for cut in (1, 5, 10))
 
 
-def test_an_identity_has_several_right_pictures(corpus: Corpus) -> None:
-    """A text query is answered when the best-ranked picture of the person is, whichever of them it is."""
+def test_an_identity_has_several_right_images(corpus: Corpus) -> None:
+    """A text query is answered when the best-ranked image of the person is, whichever of them it is."""
     split = corpus.split("test")
     scores = np.zeros((len(split.images), len(split.texts)))
     for text, group in enumerate(split.text_groups):

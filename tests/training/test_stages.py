@@ -25,7 +25,7 @@ from quintet.errors import CorpusError, RecipeError, RunError, TrainingError
 from quintet.files import read_json, read_jsonl, write_json
 from quintet.losses import OBJECTIVES
 from quintet.losses.step import Term
-from quintet.training.checkpoint import load_tensors
+from quintet.runs.checkpoint import load_tensors
 from quintet.training.logs import Silent
 from quintet.training.recipe import parse_recipe
 from quintet.training.stages import resume, train
@@ -345,19 +345,19 @@ class Notes(Silent):
         self.notes.append(message)
 
 
-def test_pictures_without_features_are_left_out_of_training_and_told(
+def test_images_without_features_are_left_out_of_training_and_told(
     tiny_recipe: dict[str, Any], make_corpus: Callable[[Path], Path], tmp_path: Path
 ) -> None:
     corpus = make_corpus(tmp_path / "corpus")
     store = corpus / "features" / "toy"
     ids, rows = read_json(store / "ids.json"), np.load(store / "rows.npy")
-    write_json(store / "ids.json", ids[:-2])  # the last two are training pictures
+    write_json(store / "ids.json", ids[:-2])  # the last two are training images
     np.save(store / "rows.npy", rows[:-2])
     display = Notes()
     tiny_recipe["data"]["corpus"] = str(corpus)
     assert train(parse_recipe(tiny_recipe), tmp_path / "run", device="cpu", display=display)["online"]["steps"] == 8
-    assert display.notes == [f"2 of 12 training pictures have no features and are left out, first {min(ids[-2:])!r}"]
-    write_json(store / "ids.json", ids[1:])  # the first one is a validation picture
+    assert display.notes == [f"2 of 12 training images have no features and are left out, first {min(ids[-2:])!r}"]
+    write_json(store / "ids.json", ids[1:])  # the first one is a validation image
     np.save(store / "rows.npy", rows[1:])
     with pytest.raises(CorpusError, match="no features for 1 of"):
         train(parse_recipe(tiny_recipe), tmp_path / "again", device="cpu")

@@ -1,4 +1,4 @@
-"""Pretrained image towers behind one interface: picture -> grid of features, and their average."""
+"""Pretrained image towers behind one interface: image -> grid of features, and their average."""
 
 from __future__ import annotations
 

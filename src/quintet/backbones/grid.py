@@ -45,7 +45,7 @@ MOST_PREFIX_TOKENS = 16
 
 
 def token_grid(tokens: int, size: tuple[int, int], patch: int) -> tuple[int, int] | None:
-    """Rows and columns of `tokens` patch tokens of a picture of `size`; None where they make no grid.
+    """Rows and columns of `tokens` patch tokens of an image of `size`; None where they make no grid.
 
     A hierarchical network (Swin) has merged its patches two by two several times, so larger strides are tried too.
 

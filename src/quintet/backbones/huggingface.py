@@ -27,7 +27,7 @@ class HuggingFaceTower(ImageTower):
         self.preprocess = _load_preprocess(name)
         self.patch = _patch_size(self.model.config)
         height, width = self.preprocess.size
-        with torch.no_grad():  # a blank picture tells the dimension, and whether the output is a grid at all
+        with torch.no_grad():  # a blank image tells the dimension, and whether the output is a grid at all
             self.dim = self.eval()(torch.zeros(1, 3, height, width)).shape[1]
 
     def forward(self, pixels: Tensor) -> Tensor:
@@ -65,7 +65,7 @@ def _load_model(name: str, pretrained: bool) -> nn.Module:
         raise QuintetError(
             f"hf:{name} is neither a folder with a model nor one the hub gives ({first_line(error)})"
         ) from None
-    model = getattr(model, "vision_model", model)  # of CLIP and SigLIP the picture's half
+    model = getattr(model, "vision_model", model)  # of CLIP and SigLIP the image's half
     if getattr(model, "main_input_name", "pixel_values") != "pixel_values":
         raise QuintetError(f"hf:{name} is not a vision model: it takes {model.main_input_name}, not pixels")
     return model.float()
@@ -79,7 +79,7 @@ def _load_preprocess(name: str) -> Preprocess:
         config, _ = ImageProcessingMixin.get_image_processor_dict(source)
     except OSError as error:
         raise QuintetError(
-            f"hf:{name} has no preprocessor_config.json, so how it wants its pictures is unknown ({first_line(error)})"
+            f"hf:{name} has no preprocessor_config.json, so how it wants its images is unknown ({first_line(error)})"
         ) from None
     try:
         return preprocess_from_config(config)
@@ -106,7 +106,7 @@ def preprocess_from_config(config: dict[str, Any]) -> Preprocess:
 
 
 def _view(config: dict[str, Any]) -> tuple[tuple[int, int], int | None]:
-    """(height, width) of the input and the short side before the central crop; None where the picture is squeezed."""
+    """(height, width) of the input and the short side before the central crop; None where the image is squeezed."""
     size = config["size"]
     crops = config.get("do_center_crop", False)
     crop = config.get("crop_size")

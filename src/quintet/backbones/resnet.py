@@ -20,7 +20,7 @@ class ResNet(ImageTower):
         eps: float = 1e-5,
         preprocess: Preprocess | None = None,
     ) -> None:
-        """`stride_first`: a bottleneck halves the picture in its first 1x1 convolution (the paper, Keras) instead of
+        """`stride_first`: a bottleneck halves the image in its first 1x1 convolution (the paper, Keras) instead of
         in its 3x3 (torchvision, "v1.5"). The names are the same, so weights load into either; the results do not agree.
         """
         super().__init__()

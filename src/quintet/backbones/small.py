@@ -1,4 +1,4 @@
-"""A small convolutional network for small drawn pictures, cheap enough to train on two processor cores."""
+"""A small convolutional network for small drawn images, cheap enough to train on two processor cores."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from quintet.backbones.tower import ImageTower
 
 
 class SmallCNN(ImageTower):
-    """64 x 64 -> a 4 x 4 grid, 0.1 M parameters: four convolutions, each halving the picture.
+    """64 x 64 -> a 4 x 4 grid, 0.1 M parameters: four convolutions, each halving the image.
 
-    GroupNorm, not BatchNorm: a picture's features do not depend on the rest of the batch, so one process and several
+    GroupNorm, not BatchNorm: an image's features do not depend on the rest of the batch, so one process and several
     processes with the same global batch compute the same. Two channels with the coordinates join the colours, because
     "left of" and "at the top" survive neither convolution nor average pooling otherwise.
     """

@@ -1,4 +1,4 @@
-"""Sentences to features of their words: any BERT-like encoder of Hugging Face, or a small one to train from scratch.
+"""Texts to features of their words: any BERT-like encoder of Hugging Face, or a small one to train from scratch.
 
 Both take token ids padded at the end and give (n, L, dim); what stands at padding means nothing.
 """
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from quintet.backbones.weights import first_line
-from quintet.errors import QuintetError
+from quintet.errors import QuintetError, RecipeError
 
 
 class HuggingFaceText(nn.Module):
@@ -51,7 +51,7 @@ class HuggingFaceText(nn.Module):
 
     @property
     def repeatable(self) -> bool:
-        """Whether a sentence has the same features in every epoch, so that they can be kept."""
+        """Whether a text has the same features in every epoch, so that they can be kept."""
         return self.frozen and not self.dropout
 
     def train(self, mode: bool = True) -> Self:
@@ -64,8 +64,8 @@ class HuggingFaceText(nn.Module):
         """(n, L) ids, (n,) lengths -> (n, L, dim)."""
         if self.longest is not None and tokens.shape[1] > self.longest:
             raise QuintetError(
-                f"a sentence has {tokens.shape[1]} tokens, the text encoder {self.name} takes {self.longest}; "
-                "cut sentences with data.tokenizer.longest"
+                f"a text has {tokens.shape[1]} tokens, the text encoder {self.name} takes {self.longest}; "
+                "cut texts with data.tokenizer.longest"
             )
         if not len(tokens):
             return torch.zeros((*tokens.shape, self.dim), device=tokens.device)
@@ -75,7 +75,7 @@ class HuggingFaceText(nn.Module):
 
 
 class SmallText(nn.Module):
-    """A small Transformer encoder for sentences that no pretrained encoder has seen (generated scenes, tests).
+    """A small Transformer encoder for texts that no pretrained encoder has seen (generated scenes, tests).
 
     Word embedding plus sinusoidal places, then `layers` pre-norm layers of torch. Nothing limits the length.
 
@@ -148,7 +148,7 @@ def _load_model(name: str, config: dict[str, Any] | None, pretrained: bool) -> n
     if getattr(model.config, "is_encoder_decoder", False):
         raise QuintetError(f"{name} is an encoder with a decoder; give a BERT-like encoder alone")
     if hasattr(model, "pooler"):
-        model.pooler = None  # of the sentence's first token; nothing here reads it, so nothing should store or train it
+        model.pooler = None  # of the text's first token; nothing here reads it, so nothing should store or train it
     return model.float()
 
 
@@ -172,3 +172,20 @@ def _not_found(name: str, error: Exception) -> QuintetError:
         f"the text encoder {name!r} is neither a folder with a model nor one the hub gives ({first_line(error)}); "
         "without a connection, give the path of its folder"
     )
+
+
+PREFIX = "hf:"
+
+
+def pretrained_text(matcher: str, text: str, others: str, vocabulary_size: int, **settings: Any) -> HuggingFaceText:
+    """The encoder that `text` names, with `settings` as `HuggingFaceText` takes them; `others`: what else it may be."""
+    if not text.startswith(PREFIX):
+        raise RecipeError(f"matcher {matcher!r}: text is {others} or '{PREFIX}FOLDER_OR_HUB_NAME', not {text!r}")
+    name = text.removeprefix(PREFIX)
+    encoder = HuggingFaceText(name, **settings)
+    if encoder.vocabulary_size < vocabulary_size:
+        raise RecipeError(
+            f"the tokenizer has {vocabulary_size} ids, but the text encoder {name} knows {encoder.vocabulary_size}; "
+            f"use its own: data.tokenizer={{kind: wordpiece, source: {name}}}"
+        )
+    return encoder

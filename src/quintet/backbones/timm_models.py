@@ -25,7 +25,7 @@ class TimmTower(ImageTower):
         self.prefix = int(getattr(self.model, "num_prefix_tokens", 0))
         self.channels_last = getattr(self.model, "output_fmt", "NCHW") == "NHWC"
         height, width = self.preprocess.size
-        with torch.no_grad():  # a blank picture tells the dimension, and whether the output is a grid at all
+        with torch.no_grad():  # a blank image tells the dimension, and whether the output is a grid at all
             self.dim = self.eval()(torch.zeros(1, 3, height, width)).shape[1]
 
     def forward(self, pixels: Tensor) -> Tensor:

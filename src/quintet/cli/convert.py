@@ -34,9 +34,9 @@ def convert_command(
 
     `quintet convert scan model_best.pth.tar -o runs/scan --vocab f30k_precomp_vocab.json`
 
-    Without `--vocab` the run takes token ids, not sentences.
+    Without `--vocab` the run takes token ids, not texts.
     """
-    from quintet.training.convert import convert
+    from quintet.runs.convert import convert
 
     run = convert(kind, checkpoint, out, vocab, options=_options(option or []), features=features)
     model, origin = read_json(run / "model.json"), read_json(run / "run.json")["origin"]
@@ -58,7 +58,7 @@ def convert_command(
     for what in origin["left_out"]:
         console.print(f"left out: {what}", highlight=False)
     if vocab is None:
-        console.print("no vocabulary: this run takes token ids, not sentences (--vocab FILE)", highlight=False)
+        console.print("no vocabulary: this run takes token ids, not texts (--vocab FILE)", highlight=False)
 
 
 def _options(settings: list[str]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from quintet.errors import CorpusError
 data_app = typer.Typer(
     name="data",
     no_args_is_help=True,
-    help="Import a corpus of pictures and sentences, and look at what is in it.",
+    help="Import a corpus of images and texts, and look at what is in it.",
 )
 
 
@@ -56,13 +56,13 @@ def import_command(
     ] = None,
     name: Annotated[str | None, typer.Option(help="What to call the corpus.")] = None,
     copy: Annotated[
-        bool, typer.Option("--copy", help="Copy the pictures into OUT, so that the folder can be moved.")
+        bool, typer.Option("--copy", help="Copy the images into OUT, so that the folder can be moved.")
     ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a corpus that stands at OUT.")] = False,
 ) -> None:
     """Turn a dataset into a corpus folder that every other command understands.
 
-    Pictures and feature arrays stay where they are; the corpus points at them. What was skipped, and why, is printed
+    Images and feature arrays stay where they are; the corpus points at them. What was skipped, and why, is printed
     and kept with the corpus.
 
     Examples:
@@ -90,13 +90,13 @@ def inspect_command(
     folder: Annotated[Path, typer.Argument(metavar="CORPUS", help="A corpus folder.")],
     split: Annotated[str | None, typer.Option(help="Look at one split only.")] = None,
     sheet: Annotated[
-        Path | None, typer.Option("--contact-sheet", metavar="FILE", help="Draw pictures with captions (.jpg or .png).")
+        Path | None, typer.Option("--contact-sheet", metavar="FILE", help="Draw images with captions (.jpg or .png).")
     ] = None,
-    count: Annotated[int, typer.Option(help="How many pictures on the contact sheet.", min=1)] = 24,
+    count: Annotated[int, typer.Option(help="How many images on the contact sheet.", min=1)] = 24,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")] = False,
-    check_pictures: Annotated[
+    check_images: Annotated[
         bool,
-        typer.Option("--check-pictures", help="Decode every picture; list unreadable ones (exit status 1) and copies."),
+        typer.Option("--check-pictures", help="Decode every image; list unreadable ones (exit status 1) and copies."),
     ] = False,
 ) -> None:
     """Count and measure a corpus: splits, captions per image, lengths, vocabulary, duplicates, features."""
@@ -104,12 +104,12 @@ def inspect_command(
     from quintet.data.inspect import contact_sheet, describe
 
     corpus = Corpus.open(folder)
-    with Progress(console=Console(stderr=True), transient=True, disable=not check_pictures) as bar:
-        task = bar.add_task("reading pictures", total=len(corpus.images) if split is None else None)
+    with Progress(console=Console(stderr=True), transient=True, disable=not check_images) as bar:
+        task = bar.add_task("reading images", total=len(corpus.images) if split is None else None)
         facts = describe(
             corpus,
             split=split,
-            check_pictures=check_pictures,
+            check_images=check_images,
             progress=lambda done: bar.update(task, completed=done),
         )
     if as_json:
@@ -156,7 +156,7 @@ def _print_facts(console: Console, facts: dict[str, Any]) -> None:
         console.print(f"[yellow]{count:,} groups are in both splits {escape(pair)}[/yellow]")
     repeated = facts["duplicate_sentences"]
     if repeated["sentences"]:
-        console.print(f"{repeated['sentences']:,} sentences describe several groups word for word, most often:")
+        console.print(f"{repeated['sentences']:,} texts describe several groups word for word, most often:")
         for example in repeated["examples"]:
             console.print(f"  {example['groups']} x {escape(example['text'])}", highlight=False, soft_wrap=True)
     for name, row in facts["features"].items():
@@ -165,16 +165,16 @@ def _print_facts(console: Console, facts: dict[str, Any]) -> None:
         )
         console.print(f"features {escape(name)}: {escape(said)}", highlight=False, soft_wrap=True)
     if "pictures" in facts:
-        _print_pictures(console, facts["pictures"])
+        _print_images(console, facts["pictures"])
     _print_notes(console, facts["notes"])
 
 
-def _print_pictures(console: Console, facts: dict[str, Any]) -> None:
-    console.print(f"{facts['checked']:,} pictures decoded, {len(facts['unreadable']):,} unreadable")
+def _print_images(console: Console, facts: dict[str, Any]) -> None:
+    console.print(f"{facts['checked']:,} images decoded, {len(facts['unreadable']):,} unreadable")
     for row in facts["unreadable"][:20]:
         console.print(f"  [red]{escape(row['reason'])}[/red]", highlight=False, soft_wrap=True)
     if facts["copies"]:
-        console.print(f"{len(facts['copies']):,} pictures exist more than once, for example as:")
+        console.print(f"{len(facts['copies']):,} images exist more than once, for example as:")
         for ids in facts["copies"][:5]:
             console.print(f"  {escape(', '.join(ids[:6]))}", highlight=False, soft_wrap=True)
 

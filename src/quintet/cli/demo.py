@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 from rich.console import Console
 
-from quintet.cli.display import TrainingDisplay
+from quintet.cli.progress import TrainingDisplay
 from quintet.errors import QuintetError
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def demo_command(
     console.rule("1  a corpus of generated scenes", align="left")
     corpus = make_scenes(out / "corpus", train=scenes, seed=seed)
     counts = ", ".join(f"{name} {len(groups)}" for name, groups in corpus.splits.items())
-    console.print(f"{len(corpus.images)} pictures ({counts}) with {len(corpus.texts)} sentences, such as")
+    console.print(f"{len(corpus.images)} images ({counts}) with {len(corpus.texts)} texts, such as")
     console.print(f"  {corpus.texts[1].text}", style="italic")
 
     console.rule("2  training", align="left")
@@ -71,7 +71,7 @@ def demo_command(
     for search in searches:
         console.print(search.query, style="bold", markup=False)
         for place, hit in enumerate(search.hits[:3], 1):
-            mark = "  <- the picture it was written for" if hit.right else ""
+            mark = "  <- the image it was written for" if hit.right else ""
             console.print(f"  {place}. {hit.image_path.name}  score {hit.score:.3f}{mark}", highlight=False)
     page = out / "page.html"
     write_search_page(page, "Quintet demo", searches, intro=_intro(corpus), above=_table(results))
@@ -84,7 +84,7 @@ def _measure(out: Path, corpus: Corpus, split: Split, stages: list[str], seed: i
     from quintet.evaluation.evaluate import encode_split, evaluate_members
     from quintet.evaluation.result import write_result
     from quintet.evaluation.scoring import Member
-    from quintet.training.run import open_run
+    from quintet.runs.run import open_run
 
     results: dict[str, Result] = {}
     for stage in stages:
@@ -97,7 +97,7 @@ def _measure(out: Path, corpus: Corpus, split: Split, stages: list[str], seed: i
 
 
 def _search(searcher: Searcher, split: Split) -> list[QueryResult]:
-    """Look for the scenes of a few full sentences."""
+    """Look for the scenes of a few full texts."""
     from quintet.report.page import Hit, QueryResult
 
     step = len(split.groups) // QUERIES
@@ -110,7 +110,7 @@ def _search(searcher: Searcher, split: Split) -> list[QueryResult]:
     def shown(found: Found, wanted: str | None) -> Hit:
         item = found.item
         caption = caption_of[str(item.metadata["group"])]
-        return Hit(searcher.picture(item.id), found.score, caption, item.metadata["image"] == wanted)
+        return Hit(searcher.image_path(item.id), found.score, caption, item.metadata["image"] == wanted)
 
     answers = searcher.search_text([text.text for text in texts], k=DEPTH)
     return [
@@ -137,5 +137,5 @@ def _table(results: dict[str, Result]) -> str:
 def _intro(corpus: Corpus) -> str:
     return (
         f"A matcher was trained on {len(corpus.splits['train'])} generated scenes. Here it searches the "
-        f"{len(corpus.splits['test'])} test scenes, which it has never seen, for a sentence of some of them."
+        f"{len(corpus.splits['test'])} test scenes, which it has never seen, for a text of some of them."
     )

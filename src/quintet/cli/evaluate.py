@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
-from quintet.cli.agreement import agreement_line, agreements
-from quintet.cli.hard_samples import hard_samples, hard_samples_table
 from quintet.errors import QuintetError
 
 if TYPE_CHECKING:
@@ -23,6 +22,62 @@ if TYPE_CHECKING:
     from quintet.evaluation.result import Result
     from quintet.evaluation.scoring import Member
     from quintet.evaluation.significance import Difference
+
+
+def agreements(
+    annotations: Path,
+    split: Split,
+    teams: Mapping[str, Sequence[Member]],
+    resamples: int,
+    seed: int,
+    device: torch.device,
+) -> dict[str, Agreement]:
+    """The agreement of each single model or ensemble with the experts."""
+    from quintet.evaluation.human_agreement import human_agreement, judged_pairs, pair_scores, read_expert_annotations
+
+    pairs = judged_pairs(read_expert_annotations(annotations), split)
+    return {
+        name: human_agreement(pair_scores(team, pairs, device), pairs, resamples, seed) for name, team in teams.items()
+    }
+
+
+def agreement_line(name: str, found: Agreement) -> str:
+    """
+    >>> from quintet.evaluation.human_agreement import Agreement
+    >>> agreement_line("first", Agreement(0.4123, (0.39, 0.43), 5664, 16992, 158))
+    'first: Kendall tau-c 0.412 (0.390 to 0.430) with 16,992 judgements of 5,664 pairs'
+    """
+    interval = "" if found.interval is None else f" ({found.interval[0]:.3f} to {found.interval[1]:.3f})"
+    what = f"{found.judgements:,} judgements of {found.pairs:,} pairs"
+    return f"{name}: Kendall tau-c {found.tau_c:.3f}{interval} with {what}"
+
+
+def hard_samples(
+    results: Mapping[str, Result], teams: Mapping[str, Sequence[Member]], split: Split, device: torch.device
+) -> dict[str, Any]:
+    """R@1 of all results on hard and infrequent queries; the last one, which the others are compared with, chooses."""
+    from quintet.evaluation.scoring import member_scores
+    from quintet.evaluation.special_samples import negative_means, special_samples
+
+    *_, last = results
+    if len(results[last].ranks) > 1:
+        raise QuintetError("--hard-samples needs a protocol without folds: use --protocol full")
+    scores = member_scores(teams[last], device)
+    means = negative_means(scores, split.image_groups, split.text_groups, tuple(results[last].settings["block"]))
+    ranks = {name: result.ranks[0] for name, result in results.items()}
+    return {"chosen_by": last, "rows": special_samples(ranks, *means)}
+
+
+def hard_samples_table(found: Mapping[str, Any]) -> Table:
+    title = f"R@1 on hard and infrequent queries, chosen by {escape(found['chosen_by'])}"
+    table = Table(title=title, box=None, header_style="bold", padding=(0, 1, 0, 0), title_justify="left")
+    for heading in ("", "per cent", "", "image to text", "text to image"):
+        table.add_column(heading, justify="right" if heading else "left")
+    for row in found["rows"]:
+        recalls = (f"{row['i2t_r1']:.1f}", f"{row['t2i_r1']:.1f}")
+        table.add_row(row["samples"], str(row["percent"]), escape(row["run"]), *recalls)
+    return table
+
 
 DIRECTIONS = {"i2t": "image to text", "t2i": "text to image"}
 HEADINGS = {"r1": "R@1", "r5": "R@5", "r10": "R@10", "medr": "medr", "meanr": "meanr", "map_at_r": "mAP@R"}
@@ -76,8 +131,8 @@ def evaluate_command(
     from quintet.evaluation.evaluate import evaluate_members
     from quintet.evaluation.protocols import find_protocol
     from quintet.files import write_json
-    from quintet.training.devices import pick_device
-    from quintet.training.run import open_run
+    from quintet.runs.devices import pick_device
+    from quintet.runs.run import open_run
 
     if ranks is not None and not ensemble and len(runs) > 1:
         raise QuintetError("--ranks writes one file: measure the runs of --separate one at a time, or as an ensemble")

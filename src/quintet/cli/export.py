@@ -20,8 +20,8 @@ def export_command(
     `quintet export runs/mine --onnx -o towers` writes images.onnx, texts.onnx, towers.json (what goes in and out) and
     tokenizer.json. The score of a pair is the dot product of the two outputs.
     """
+    from quintet.runs.run import open_run
     from quintet.search.onnx_export import export_onnx
-    from quintet.training.run import open_run
 
     if not onnx:
         raise QuintetError("say in which form the towers are to be written: --onnx")

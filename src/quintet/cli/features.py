@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 import typer
 from rich.console import Console
 
-from quintet.cli.bar import work_bar
+from quintet.cli.progress import work_bar
 from quintet.errors import QuintetError
 
 if TYPE_CHECKING:
-    from quintet.training.extract import ExtractReport
+    from quintet.features.extract import ExtractReport
 
-SHOWN = 20  # skipped pictures that are printed; all are in skipped.json
+SHOWN = 20  # skipped images that are printed; all are in skipped.json
 
 
 class Dtype(StrEnum):
@@ -40,26 +40,26 @@ def features_command(
         None, help="Its weights (.pth, .safetensors); efficientnet-lite0, hf: and timm: bring their own."
     ),
     name: str | None = typer.Option(None, help="The folder under CORPUS/features; the backbone's name unless given."),
-    grid: str = typer.Option("6", help="Cells a picture is cut into: 6 for 6 x 6, or 4x8 for 4 rows of 8."),
+    grid: str = typer.Option("6", help="Cells an image is cut into: 6 for 6 x 6, or 4x8 for 4 rows of 8."),
     crop: Crop = typer.Option(
-        Crop.SQUEEZE, help="squeeze: the whole picture, its aspect changed; center: the middle, the edges lost."
+        Crop.SQUEEZE, help="squeeze: the whole image, its aspect changed; center: the middle, the edges lost."
     ),
-    batch_size: int = typer.Option(16, min=1, help="Pictures the tower sees at once; a GPU likes more."),
+    batch_size: int = typer.Option(16, min=1, help="Images the tower sees at once; a GPU likes more."),
     dtype: Dtype = typer.Option(Dtype.FLOAT16, help="How features are kept; float16 takes half the room."),
     device: str = typer.Option("auto", help="cpu, cuda, cuda:1 ...; auto takes a GPU where there is one."),
-    workers: int = typer.Option(4, min=1, help="Threads that decode pictures."),
+    workers: int = typer.Option(4, min=1, help="Threads that decode images."),
     overwrite: bool = typer.Option(False, "--overwrite", help="Replace features made with other settings."),
     as_json: bool = typer.Option(False, "--json", help="Print a report as JSON and nothing else."),
 ) -> None:
-    """Compute what a pretrained image tower sees in each picture, once, for training to read from disk.
+    """Compute what a pretrained image tower sees in each image, once, for training to read from disk.
 
-    `quintet features corpora/flickr8k` writes `corpora/flickr8k/features/efficientnet-lite0`: for every picture a grid
+    `quintet features corpora/flickr8k` writes `corpora/flickr8k/features/efficientnet-lite0`: for every image a grid
     of 6 x 6 cells, each with a feature vector and its box.
 
-    Stopped or killed, the same command goes on where it was. Damaged pictures are listed and left out.
+    Stopped or killed, the same command goes on where it was. Damaged images are listed and left out.
     """
     from quintet.data.corpus import Corpus
-    from quintet.training.extract import extract_features
+    from quintet.features.extract import extract_features
 
     console = Console(stderr=True, quiet=as_json)
     with work_bar(console, backbone, "pictures") as progress:
@@ -98,7 +98,7 @@ def _grid(text: str) -> tuple[int, int]:
 def _as_json(report: ExtractReport) -> dict[str, object]:
     return {
         "folder": str(report.folder),
-        "pictures": report.pictures,
+        "pictures": report.images,
         "written": report.written,
         "resumed": report.resumed,
         "seconds": round(report.seconds, 3),
@@ -108,7 +108,7 @@ def _as_json(report: ExtractReport) -> dict[str, object]:
 
 
 def _print(report: ExtractReport, console: Console) -> None:
-    done = report.pictures - report.resumed
+    done = report.images - report.resumed
     for entry in report.skipped[:SHOWN]:
         console.print(f"skipped {entry.id}: {entry.reason}", markup=False, highlight=False, soft_wrap=True)
     if len(report.skipped) > SHOWN:
@@ -122,8 +122,8 @@ def _print(report: ExtractReport, console: Console) -> None:
         return
     resumed = f", {report.resumed} were done before" if report.resumed else ""
     console.print(
-        f"{report.folder}: features of {report.written} pictures, {len(report.skipped)} skipped{resumed}; "
-        f"{report.per_second:.1f} pictures/s",
+        f"{report.folder}: features of {report.written} images, {len(report.skipped)} skipped{resumed}; "
+        f"{report.per_second:.1f} images/s",
         highlight=False,
         soft_wrap=True,
     )

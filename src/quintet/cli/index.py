@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import typer
 from rich.console import Console
 
-from quintet.cli.bar import work_bar
+from quintet.cli.progress import work_bar
 
 if TYPE_CHECKING:
     from quintet.search.build import BuildReport
 
-SHOWN = 20  # unreadable pictures that are printed; --json gives them all
+SHOWN = 20  # unreadable images that are printed; --json gives them all
 
 
 class Precision(StrEnum):
@@ -32,7 +32,7 @@ def index_command(
     ),
     out: Path = typer.Option(..., "--out", "-o", metavar="INDEX", help="The folder of the index.", show_default=False),
     texts: Path | None = typer.Option(
-        None, help="Sentences to find with pictures: a file with one a line, a .jsonl with `text`, or a corpus."
+        None, help="Texts to find with images: a file with one a line, a .jsonl with `text`, or a corpus."
     ),
     ensemble: list[Path] = typer.Option([], "--with", metavar="RUN", help="Another run; scores are averaged."),
     rerank_with: list[Path] = typer.Option(
@@ -43,18 +43,18 @@ def index_command(
         "auto", help="exact, faiss, faiss?kind=hnsw, milvus:FILE.db, milvus+http://HOST:PORT, postgresql://..."
     ),
     precision: Precision = typer.Option(Precision.BFLOAT16, help="How fragments for re-ranking are kept."),
-    batch_size: int = typer.Option(32, min=1, help="Pictures encoded at once; a GPU likes more."),
+    batch_size: int = typer.Option(32, min=1, help="Images encoded at once; a GPU likes more."),
     device: str = typer.Option("auto", help="cpu, cuda, cuda:1 ...; auto takes a GPU where there is one."),
-    workers: int = typer.Option(4, min=1, help="Threads that read pictures."),
+    workers: int = typer.Option(4, min=1, help="Threads that read images."),
     overwrite: bool = typer.Option(False, "--overwrite", help="Replace an index of other runs."),
     as_json: bool = typer.Option(False, "--json", help="Print a report as JSON and nothing else."),
 ) -> None:
-    """Make pictures searchable, or bring their index up to date.
+    """Make images searchable, or bring their index up to date.
 
-    `quintet index runs/mine ~/Pictures -o holiday` looks at every picture once. The same command, given again, adds
+    `quintet index runs/mine ~/Images -o holiday` looks at every image once. The same command, given again, adds
     what is new, drops what is gone, and knows files that were moved or renamed by their content.
 
-    Stopped or killed, the index stays as it was, and the same command goes on. Unreadable pictures are listed.
+    Stopped or killed, the index stays as it was, and the same command goes on. Unreadable images are listed.
     """
     from quintet.search.build import build_index
 

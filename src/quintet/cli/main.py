@@ -41,7 +41,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="markdown",
-    help="Match pictures and sentences: train the published methods, measure them, search your own pictures.",
+    help="Match images and texts: train the published methods, measure them, search your own images.",
 )
 app.add_typer(data_app, name="data")
 app.command("demo")(demo_command)

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from quintet import processes
+from quintet import distributed
 from quintet.errors import QuintetError
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 SIZES = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 REASONS = {
     "positive_pairs": "pairs of one group",
-    "duplicate_sentence_pairs": "pairs that share a sentence",
+    "duplicate_sentence_pairs": "pairs that share a text",
     "texts_above_false_negative_threshold": "texts above an image's false-negative threshold",
     "images_above_false_negative_threshold": "images above a text's false-negative threshold",
 }
@@ -42,7 +42,7 @@ def mine_command(
     split: str = typer.Option("train", help="Which split of the corpus."),
     out: Path | None = typer.Option(None, "--out", "-o", help="Folder for the lists; default: RUN/negatives/SPLIT."),
     exclude_duplicates: bool = typer.Option(
-        False, "--exclude-duplicates", help="A sentence equal to one of the image's own is no negative."
+        False, "--exclude-duplicates", help="A text equal to one of the image's own is no negative."
     ),
     false_negative_margin: float | None = typer.Option(
         None, help="Leave out what scores more than the anchor's best positive plus this (0, or -0.05 to be stricter)."
@@ -70,14 +70,13 @@ def mine_command(
     """
     from quintet.data.corpus import Corpus
     from quintet.mining.run import mine_run
-    from quintet.training.devices import pick_device
-    from quintet.training.run import locate, open_run
-    from quintet.training.shipped import shipped_runs
+    from quintet.runs.devices import pick_device
+    from quintet.runs.run import locate, open_run, shipped_runs
 
     run, stage = locate(run, stage)
     working = None if memory is None else parse_size(memory)
     place = pick_device(device)
-    with processes.joined(place):
+    with distributed.process_group(place):
         opened = open_run(run, stage=stage, device=place)
         folder = corpus if corpus is not None else opened.default_corpus
         if folder is None:
@@ -86,7 +85,7 @@ def mine_command(
         if out is None and run in shipped_runs().values():
             raise QuintetError(f"{run.name} comes with Quintet; name a folder for its lists with --out")
         target = out if out is not None else run / "negatives" / (split if stage is None else f"{split}-{stage}")
-        console = Console(stderr=True, quiet=as_json or not processes.is_first())
+        console = Console(stderr=True, quiet=as_json or not distributed.is_main())
         with _bar(console) as bar:
             task = bar.add_task("encoding", total=None)
 
@@ -108,7 +107,7 @@ def mine_command(
                 memory_bytes=working,
                 progress=show,
             )
-        first = processes.is_first()
+        first = distributed.is_main()
     if not first:
         return
     if as_json:

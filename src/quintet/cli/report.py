@@ -26,14 +26,14 @@ def report_command(
     ),
     split: str = typer.Option("test", help="Which split of it."),
     photographs: bool = typer.Option(
-        False, "--photographs/--no-photographs", help="Show pictures and sentences of the corpus: for your own eyes."
+        False, "--photographs/--no-photographs", help="Show images and texts of the corpus: for your own eyes."
     ),
     expert_annotations: Path | None = typer.Option(
         None, metavar="FILE", help="Flickr8k's ExpertAnnotations.txt: also the agreement with people."
     ),
     title: str | None = typer.Option(None, help="Of the page."),
     examples: int = typer.Option(6, min=1, help="Queries in each gallery."),
-    samples: int = typer.Option(200, min=1, help="Sentences whose words are removed one by one."),
+    samples: int = typer.Option(200, min=1, help="Texts whose words are removed one by one."),
     bootstrap: int = typer.Option(1000, min=0, help="Resamples behind the 95 % intervals; 0: no intervals."),
     seed: int = typer.Option(0, min=0, help="Of everything that is drawn at random."),
     block: int = typer.Option(1024, min=1, help="Images and texts scored at a time: memory only."),
@@ -47,15 +47,15 @@ def report_command(
 
     Results with intervals, training curves, recalls and ranks, distributions, speed, hard and infrequent samples,
     galleries in both directions, failures, attention and discriminative words. Galleries and failures are of the first
-    run, which also chooses the hard samples. Without `--photographs` no picture and no sentence of the corpus is in any
+    run, which also chooses the hard samples. Without `--photographs` no image and no text of the corpus is in any
     of the files.
     """
     from quintet.data.corpus import Corpus
     from quintet.report.analysis.subject import Options, open_subjects
     from quintet.report.build import make_report
     from quintet.report.measure import Material, Settings
-    from quintet.training.devices import pick_device
-    from quintet.training.run import locate, read_head
+    from quintet.runs.devices import pick_device
+    from quintet.runs.run import locate, read_head
 
     teams = [[Path(part.strip()) for part in text.split(",") if part.strip()] for text in ensemble or []]
     if any(len(team) < 2 for team in teams):

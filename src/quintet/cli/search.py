@@ -25,24 +25,24 @@ EXPLAINED = 5  # results of each query
 
 
 class Find(StrEnum):
-    PICTURES = "pictures"
-    SENTENCES = "sentences"
+    IMAGES = "pictures"
+    TEXTS = "sentences"
 
 
 @dataclass(frozen=True)
 class _Answer:
     query: str
-    picture: Path | None  # that was asked with
+    image: Path | None  # that was asked with
     hits: list[Hit]
 
 
 def search_command(
     index: Path = typer.Argument(..., metavar="INDEX", help="What `quintet index` wrote.", show_default=False),
-    sentences: list[str] = typer.Argument(None, metavar="SENTENCE...", help="What to look for.", show_default=False),
-    image: list[Path] = typer.Option([], help="Look for what is like this picture."),
-    queries: Path | None = typer.Option(None, help="A file with one sentence a line."),
+    texts: list[str] = typer.Argument(None, metavar="SENTENCE...", help="What to look for.", show_default=False),
+    image: list[Path] = typer.Option([], help="Look for what is like this image."),
+    queries: Path | None = typer.Option(None, help="A file with one text a line."),
     k: int = typer.Option(20, "-k", min=1, help="How many results."),
-    find: Find | None = typer.Option(None, help="What to find; pictures, unless the index holds only sentences."),
+    find: Find | None = typer.Option(None, help="What to find; images, unless the index holds only texts."),
     where: str | None = typer.Option(None, help="""A filter: 'path~"holiday/*" and date>=2024-01-01'."""),
     rerank: int | None = typer.Option(None, min=1, metavar="K", help="Order the K best by the whole score."),
     rerank_with: Path | None = typer.Option(None, metavar="RUN", help="Of the index's runs the one to re-rank with."),
@@ -52,27 +52,27 @@ def search_command(
     sheet: Path | None = typer.Option(None, metavar="FILE", help="Write that page here."),
     device: str = typer.Option("auto", help="cpu, cuda, cuda:1 ...; auto takes a GPU where there is one."),
 ) -> None:
-    """Search an index by sentences or by pictures.
+    """Search an index by texts or by images.
 
     `quintet search holiday "a brown dog runs through water" --open` shows what it finds.
 
-    `quintet search holiday --image photo.jpg --find sentences` finds sentences that fit a picture.
+    `quintet search holiday --image photo.jpg --find texts` finds texts that fit an image.
     """
     from quintet.search.searcher import Searcher
     from quintet.search.stores.where import parse_where
 
     for path in image:
         if not path.is_file():
-            raise QuintetError(f"there is no picture {path}")
-    asked = [*(sentences or []), *(_read_queries(queries) if queries is not None else [])]
+            raise QuintetError(f"there is no image {path}")
+    asked = [*(texts or []), *(_read_queries(queries) if queries is not None else [])]
     if not asked and not image:
-        raise QuintetError("say what to look for: a sentence, --image FILE or --queries FILE")
+        raise QuintetError("say what to look for: a text, --image FILE or --queries FILE")
     if explain and image:
-        raise QuintetError("--explain is about the words of a sentence; leave it out with --image")
+        raise QuintetError("--explain is about the words of a text; leave it out with --image")
     with Searcher.open(index, device=device, rerank_with=rerank_with) as searcher:
         kind: Kind = _kind(find, searcher)
         if rerank is not None and (kind == "image" if image else kind == "text"):
-            raise QuintetError("--rerank compares pictures with sentences; leave it out where both are of one kind")
+            raise QuintetError("--rerank compares images with texts; leave it out where both are of one kind")
         wish: dict[str, Any] = {
             "k": k,
             "kind": kind,
@@ -94,7 +94,7 @@ def _read_queries(path: Path) -> list[str]:
 
     found = [line for line in read_lines(path) if line]
     if not found:
-        raise QuintetError(f"{path} holds no sentences")
+        raise QuintetError(f"{path} holds no texts")
     return found
 
 
@@ -102,23 +102,21 @@ def _kind(find: Find | None, searcher: Searcher) -> Kind:
     counts = searcher.manifest.counts
     if find is None:
         return "image" if counts["image"] else "text"
-    kind: Kind = "image" if find is Find.PICTURES else "text"
+    kind: Kind = "image" if find is Find.IMAGES else "text"
     if not counts[kind]:
         how = "name some after RUN" if kind == "image" else "use --texts FILE"
         raise QuintetError(f"the index holds no {find.value}; when you build it, {how}")
     return kind
 
 
-def _search(
-    searcher: Searcher, sentences: Sequence[str], pictures: Sequence[Path], wish: dict[str, Any]
-) -> list[_Answer]:
-    from quintet.data.pictures import open_picture
+def _search(searcher: Searcher, texts: Sequence[str], pictures: Sequence[Path], wish: dict[str, Any]) -> list[_Answer]:
+    from quintet.data.images import open_image
 
-    by_text = searcher.search_text(sentences, **wish) if sentences else []
-    by_picture = searcher.search_image([open_picture(path) for path in pictures], **wish) if pictures else []
+    by_text = searcher.search_text(texts, **wish) if texts else []
+    by_image = searcher.search_image([open_image(path) for path in pictures], **wish) if pictures else []
     return [
-        *(_Answer(sentence, None, hits) for sentence, hits in zip(sentences, by_text, strict=True)),
-        *(_Answer(path.name, path, hits) for path, hits in zip(pictures, by_picture, strict=True)),
+        *(_Answer(sentence, None, hits) for sentence, hits in zip(texts, by_text, strict=True)),
+        *(_Answer(path.name, path, hits) for path, hits in zip(pictures, by_image, strict=True)),
     ]
 
 
@@ -180,10 +178,10 @@ def _show(
         Answers(
             answer.query,
             [
-                Result(hit.score, _picture(searcher, hit), _name(hit), reasons.get((answer.query, hit.item.id)))
+                Result(hit.score, _image(searcher, hit), _name(hit), reasons.get((answer.query, hit.item.id)))
                 for hit in answer.hits
             ],
-            answer.picture,
+            answer.image,
         )
         for answer in answers
     ]
@@ -193,10 +191,10 @@ def _show(
         webbrowser.open(path.resolve().as_uri())
 
 
-def _picture(searcher: Searcher, hit: Hit) -> Path | None:
-    from quintet.search.errors import MissingPicture
+def _image(searcher: Searcher, hit: Hit) -> Path | None:
+    from quintet.search.errors import MissingImage
 
     try:
-        return searcher.picture(hit.item.id)
-    except MissingPicture:
+        return searcher.image_path(hit.item.id)
+    except MissingImage:
         return None

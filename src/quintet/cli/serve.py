@@ -25,7 +25,7 @@ def serve_command(
     device: str = typer.Option("auto", help="cpu, cuda, cuda:1 ...; auto takes a GPU where there is one."),
     rerank_with: Path | None = typer.Option(None, help="A run whose matcher orders the first results anew."),
     rerank: int | None = typer.Option(None, min=1, help="How many of the first results are ordered anew."),
-    max_upload: str = typer.Option("20M", help="The largest picture that may be sent."),
+    max_upload: str = typer.Option("20M", help="The largest image that may be sent."),
     threads: int = typer.Option(4, min=1, help="Searches at the same time."),
     queue: int = typer.Option(256, min=0, help="Searches that may wait; one more is told to try again."),
     timeout: float = typer.Option(30.0, min=0.1, help="Seconds after which a search is given up."),

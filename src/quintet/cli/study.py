@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from typer.core import TyperCommand
 
-from quintet.cli.display import TrainingDisplay
+from quintet.cli.progress import TrainingDisplay
 from quintet.errors import RecipeError, TrainingError, suggest
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from pathlib import Path
 import typer
 from rich.console import Console
 
-from quintet import processes
-from quintet.cli.display import TrainingDisplay
+from quintet import distributed
+from quintet.cli.progress import TrainingDisplay
 from quintet.errors import RecipeError
 
 
@@ -36,7 +36,7 @@ def train_command(
     from quintet.training import stages
     from quintet.training.recipe import load_recipe
 
-    first = processes.is_first_launched()
+    first = distributed.is_main_launched()
     console = Console(stderr=True, quiet=as_json or not first)
     if resume is not None:
         if recipe is not None:

@@ -1,4 +1,4 @@
-"""What goes into a matcher: a batch of pictures, of sentences, or of pairs of both."""
+"""What goes into a matcher: a batch of images, of texts, or of pairs of both."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class _Movable:
 
 @dataclass(frozen=True)
 class ImageBatch(_Movable):
-    """n pictures, as features of their fragments (regions or grid cells) or as pixels."""
+    """n images, as features of their fragments (regions or grid cells) or as pixels."""
 
     fragments: Tensor | None = None  # (n, L, d)
     mask: Tensor | None = None  # (n, L) bool, True where a fragment is real; None: all are
@@ -48,7 +48,7 @@ class ImageBatch(_Movable):
 
     @staticmethod
     def cat(parts: Sequence[ImageBatch]) -> ImageBatch:
-        """One batch of several that have as many fragments a picture, or as many pixels."""
+        """One batch of several that have as many fragments an image, or as many pixels."""
         if parts[0].pixels is not None:
             return ImageBatch(pixels=torch.cat([_required(part.pixels) for part in parts]))
         boxed = parts[0].boxes is not None
@@ -75,7 +75,7 @@ def _required(tensor: Tensor | None) -> Tensor:
 
 @dataclass(frozen=True)
 class TextBatch(_Movable):
-    """n sentences as token ids, padded to the longest."""
+    """n texts as token ids, padded to the longest."""
 
     tokens: Tensor  # (n, L) int64
     lengths: Tensor  # (n,) int64, each at least 1
@@ -88,11 +88,11 @@ class TextBatch(_Movable):
         lengths = torch.as_tensor(self.lengths, dtype=torch.int64)  # the public call allows a plain list
         object.__setattr__(self, "lengths", lengths.to(self.tokens.device))
         if self.lengths.shape != self.tokens.shape[:1]:
-            raise ValueError(f"{len(self.tokens)} sentences but lengths of shape {tuple(self.lengths.shape)}")
+            raise ValueError(f"{len(self.tokens)} texts but lengths of shape {tuple(self.lengths.shape)}")
         if self.features is not None and self.features.shape[:2] != self.tokens.shape:
             raise ValueError(f"features must be {(*self.tokens.shape, 'd')}, got {tuple(self.features.shape)}")
         if self.chances is not None and self.chances.shape != self.lengths.shape:
-            raise ValueError(f"{len(self.tokens)} sentences but chances of shape {tuple(self.chances.shape)}")
+            raise ValueError(f"{len(self.tokens)} texts but chances of shape {tuple(self.chances.shape)}")
         if self.lengths.device.type == "cpu" and len(self.lengths):  # on an accelerator the look would wait for it
             shortest, longest = int(self.lengths.min()), int(self.lengths.max())
             if shortest < 1 or longest > self.tokens.shape[1]:
@@ -106,7 +106,7 @@ class TextBatch(_Movable):
         return torch.arange(self.tokens.shape[1], device=self.tokens.device) < self.lengths[:, None]
 
     def padded_to(self, length: int, pad: int = 0) -> TextBatch:
-        """The same sentences with room for so many tokens, at least as many as there is already."""
+        """The same texts with room for so many tokens, at least as many as there is already."""
         more = length - self.tokens.shape[1]
         features = None if self.features is None else F.pad(self.features, (0, 0, 0, more))
         return replace(self, tokens=F.pad(self.tokens, (0, more), value=pad), features=features)
@@ -120,7 +120,7 @@ class TextBatch(_Movable):
         return TextBatch(**{name: torch.cat([getattr(part, name) for part in given]) for name in names})
 
     def take(self, rows: Tensor | slice) -> TextBatch:
-        """Some of the sentences."""
+        """Some of the texts."""
         parts: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
         return replace(self, **{name: part[rows] for name, part in parts.items() if part is not None})
 
@@ -138,15 +138,15 @@ class TextBatch(_Movable):
 class OfflineBatch(_Movable):
     """The offline hard negatives of n pairs (AOQ section 3.2), row i for pair i."""
 
-    texts: TextBatch  # t_off: a hard negative sentence of the picture
-    images: ImageBatch  # i_off: a hard negative picture of the sentence
-    derived_images: ImageBatch  # the picture of t_off
-    derived_texts: TextBatch  # a sentence of i_off
+    texts: TextBatch  # t_off: a hard negative text of the image
+    images: ImageBatch  # i_off: a hard negative image of the text
+    derived_images: ImageBatch  # the image of t_off
+    derived_texts: TextBatch  # a text of i_off
 
 
 @dataclass(frozen=True)
 class TextPool(_Movable):
-    """Training sentences beside the batch, from which a loss may take its negatives."""
+    """Training texts beside the batch, from which a loss may take its negatives."""
 
     texts: TextBatch
     groups: Tensor  # (m,) int64
@@ -154,7 +154,7 @@ class TextPool(_Movable):
 
 @dataclass(frozen=True)
 class PairBatch(_Movable):
-    """n corresponding pairs: row i of the pictures belongs to row i of the sentences."""
+    """n corresponding pairs: row i of the images belongs to row i of the texts."""
 
     images: ImageBatch
     texts: TextBatch
@@ -169,7 +169,7 @@ class PairBatch(_Movable):
         return len(self.texts)
 
     def of_one_length(self, pad: int = 0) -> PairBatch:
-        """The same with its own sentences and the offline ones padded alike: fewer different shapes."""
+        """The same with its own texts and the offline ones padded alike: fewer different shapes."""
         if self.offline is None:
             return self
         parts = (self.texts, self.offline.texts, self.offline.derived_texts)

@@ -1,12 +1,12 @@
-"""`Corpus`: pictures, sentences, and which belong together.
+"""`Corpus`: images, texts, and which belong together.
 
 Three tables: images, texts, splits. A text is relevant to an image when both carry the same *group*, so five captions
-an image, one caption an image, or several pictures of one person are a single case. Rows are addressed by id.
+an image, one caption an image, or several images of one person are a single case. Rows are addressed by id.
 
 On disk a corpus is a folder:
 
     corpus.json     {"format": "quintet-corpus", "version": 1, "name": ..., "notes": [...]}
-    images.jsonl    {"id": "12", "group": "12", "path": "pictures/12.jpg", ...anything else}
+    images.jsonl    {"id": "12", "group": "12", "path": "images/12.jpg", ...anything else}
     texts.jsonl     {"id": "12#0", "group": "12", "text": "A dog.", "image": "12"}     ("image" is optional)
     splits.json     {"train": ["12", ...groups], "dev": [...], "test": [...]}
     features/NAME/  see `quintet.data.features`
@@ -28,7 +28,7 @@ from quintet.errors import CorpusError, QuintetError, suggest
 from quintet.files import read_json, read_jsonl, write_json, write_jsonl
 
 FORMAT, VERSION = "quintet-corpus", 1
-MAX_WORDS = 1_000  # a longer "sentence" is a mistake in the source, and would cost memory in every batch it is in
+MAX_WORDS = 1_000  # a longer "text" is a mistake in the source, and would cost memory in every batch it is in
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Text:
     id: str
     group: str
     text: str
-    image: str | None = None  # the picture it was written for; None: any picture of the group
+    image: str | None = None  # the image it was written for; None: any image of the group
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Split:
 
     @cached_property
     def images_of_text(self) -> list[np.ndarray]:
-        """For each text the rows of the images it may be paired with: its own picture, or all of its group."""
+        """For each text the rows of the images it may be paired with: its own image, or all of its group."""
         row_of = {image.id: row for row, image in enumerate(self.images)}
         of_group = rows_by_group(self.image_groups, len(self.groups))
         return [
@@ -121,7 +121,7 @@ def rows_by_group(groups: np.ndarray, count: int) -> list[np.ndarray]:
 
 
 class Corpus:
-    """Images, texts and splits, checked when made. `root` is where relative picture paths start."""
+    """Images, texts and splits, checked when made. `root` is where relative image paths start."""
 
     def __init__(
         self,
@@ -196,10 +196,10 @@ class Corpus:
             raise CorpusError(f"corpus {self.name!r} has no split {name!r}; {suggest(name, self.splits)}")
         return _make_split(name, self.splits[name], self.images, self.texts)
 
-    def picture(self, image: Image) -> Path:
-        """Where the picture file is."""
+    def image_path(self, image: Image) -> Path:
+        """Where the image file is."""
         if image.path is None:
-            raise CorpusError(f"image {image.id!r} of corpus {self.name!r} has features only, no picture file")
+            raise CorpusError(f"image {image.id!r} of corpus {self.name!r} has features only, no image file")
         return self.root / image.path  # an absolute path stays itself
 
     def save(self, folder: Path | str) -> None:

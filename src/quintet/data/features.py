@@ -1,4 +1,4 @@
-"""Fragment features of pictures, memory-mapped and addressed by image id.
+"""Fragment features of images, memory-mapped and addressed by image id.
 
 On disk, under `CORPUS/features/NAME/`:
 
@@ -15,17 +15,18 @@ made by someone else is used where it lies. Several ids may share a row and a ro
 from __future__ import annotations
 
 import mmap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from quintet.data.batches import ImageBatch
 from quintet.errors import CorpusError
-from quintet.files import complete_or_absent, read_json, write_json
+from quintet.files import atomic_write, read_json, write_json
 
 FORMAT, VERSION = "quintet-features", 1
 RESIDENT_BYTES = 256 * 2**20  # mapped pages are given back to the system after this much has been read
@@ -77,7 +78,7 @@ class FeatureStore:
             _, fragments, dim = part.features.shape
             if fragments > self.fragments or dim != self.dim:
                 raise CorpusError(
-                    f"{self.folder}: an array holds {fragments} fragments of {dim} for each picture, the manifest says "
+                    f"{self.folder}: an array holds {fragments} fragments of {dim} for each image, the manifest says "
                     f"{self.fragments} of {self.dim}; was the array replaced?"
                 )
 
@@ -110,7 +111,7 @@ class FeatureStore:
         if lacking:
             raise CorpusError(
                 f"{self.folder}: no features for {len(lacking)} of {len(ids)} images, first {lacking[0]!r}; "
-                "repair the pictures named in its skipped.json and run `quintet features --overwrite`, "
+                "repair the images named in its skipped.json and run `quintet features --overwrite`, "
                 "or drop them from the split"
             )
 
@@ -219,11 +220,87 @@ def write_manifest(
 ) -> None:
     """Finish a feature folder: called last, so that a folder with a manifest is complete."""
     folder = Path(folder)
-    with complete_or_absent(folder / "rows.npy") as temporary, temporary.open("wb") as file:
+    with atomic_write(folder / "rows.npy") as temporary, temporary.open("wb") as file:
         np.save(file, np.asarray(rows, dtype=np.int64).reshape(-1, 2))
     write_json(folder / "ids.json", list(ids))
     parts_json = [{key: value for key, value in vars(part).items() if value is not None} for part in parts]
     write_json(
         folder / "manifest.json",
         {"format": FORMAT, "version": VERSION, "fragments": fragments, "dim": dim, "tower": tower, "parts": parts_json},
+    )
+
+
+WORDS_FORMAT, WORDS_VERSION = "quintet-word-features", 1
+
+
+class WordFeatures:
+    """Reads the word features of texts by row."""
+
+    def __init__(self, folder: Path | str) -> None:
+        self.folder = Path(folder)
+        manifest = read_json(self.folder / "manifest.json")
+        if manifest.get("format") != WORDS_FORMAT or manifest.get("version", 0) > WORDS_VERSION:
+            raise CorpusError(
+                f"{self.folder}: this Quintet reads {WORDS_FORMAT} up to version {WORDS_VERSION}; remove the folder"
+            )
+        try:
+            self._features = np.load(self.folder / "features.npy", mmap_mode="r")  # (words, dim)
+            self._starts = np.load(self.folder / "starts.npy")  # (texts + 1,)
+        except (OSError, ValueError) as error:
+            raise CorpusError(f"{self.folder} is damaged ({error}); remove it, and it is made again") from None
+        expected = (int(self._starts[-1]), manifest["dim"])
+        if self._features.shape != expected or len(self._starts) != manifest["texts"] + 1:
+            raise CorpusError(f"{self.folder}: its arrays do not fit together; remove it, and it is made again")
+
+    def __reduce__(self) -> tuple[type[WordFeatures], tuple[Path]]:
+        return WordFeatures, (self.folder,)  # to another process goes the folder's name, not the array
+
+    def __len__(self) -> int:
+        return len(self._starts) - 1
+
+    @property
+    def dim(self) -> int:
+        return int(self._features.shape[1])
+
+    def batch(self, rows: Sequence[int], length: int) -> Tensor:
+        """(n, length, dim) float32, zero after each text's last word."""
+        features = np.zeros((len(rows), length, self.dim), dtype=np.float32)
+        for target, row in enumerate(rows):
+            start, stop = self._starts[row], self._starts[row + 1]
+            if stop - start > length:
+                raise CorpusError(
+                    f"{self.folder}: text {row} has {stop - start} words there and at most {length} here; it was "
+                    "tokenized in another way: remove the folder, and it is made again"
+                )
+            features[target, : stop - start] = self._features[start:stop]
+        return torch.from_numpy(features)
+
+
+def write_word_features(
+    folder: Path | str,
+    lengths: Sequence[int],
+    parts: Iterable[np.ndarray],
+    *,
+    dim: int,
+    dtype: str,
+    facts: dict[str, Any],
+) -> None:
+    """Write `parts`, each (words, dim), one after the other; together they hold the words of all texts."""
+    folder = Path(folder)
+    starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    with atomic_write(folder / "features.npy") as temporary:
+        array = np.lib.format.open_memmap(temporary, mode="w+", dtype=dtype, shape=(int(starts[-1]), dim))
+        written = 0
+        for part in parts:
+            array[written : written + len(part)] = part
+            written += len(part)
+        if written != starts[-1]:
+            raise ValueError(f"{written} words were given for texts of {starts[-1]}")
+        array.flush()
+        del array
+    with atomic_write(folder / "starts.npy") as temporary, temporary.open("wb") as file:
+        np.save(file, starts)
+    write_json(
+        folder / "manifest.json",
+        {"format": WORDS_FORMAT, "version": WORDS_VERSION, "texts": len(lengths), "dim": dim, "dtype": dtype, **facts},
     )

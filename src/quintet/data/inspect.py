@@ -1,4 +1,4 @@
-"""What is in a corpus: counts, lengths, duplicates and whether the pictures can be read."""
+"""What is in a corpus: counts, lengths, duplicates and whether the images can be read."""
 
 from __future__ import annotations
 
@@ -9,13 +9,77 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image as PILImage
+from PIL import ImageDraw, ImageFont
 
-from quintet.data.contact_sheet import contact_sheet
 from quintet.data.corpus import Corpus, Image, Split
 from quintet.data.features import FeatureStore
-from quintet.data.pictures import open_picture
-from quintet.data.words import split_words
-from quintet.errors import CorpusError, PictureError
+from quintet.data.images import open_image, thumbnail
+from quintet.data.vocabulary import split_words
+from quintet.errors import CorpusError, ImageError
+from quintet.files import atomic_write
+
+SIDE, GAP, LINE, LINES, COLUMNS = 160, 12, 14, 3, 6
+FORMATS = {".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG"}
+Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
+
+
+def contact_sheet(corpus: Corpus, path: Path | str, count: int = 24, split: str | None = None) -> None:
+    """Draw `count` images, spread evenly over the corpus (or a split), into a JPEG or PNG file.
+
+    An image that cannot be read is a grey box with the reason.
+    """
+    path = Path(path)
+    if path.suffix.lower() not in FORMATS:
+        raise CorpusError(f"{path}: a contact sheet is a .jpg or .png file")
+    images = corpus.images if split is None else corpus.split(split).images
+    captions = {text.image or text.group: text.text for text in reversed(corpus.texts)}  # the first one wins
+    count = min(count, len(images))
+    if count < 1:
+        raise CorpusError(f"corpus {corpus.name!r}: no images to draw")
+    chosen = [images[place * len(images) // count] for place in range(count)]
+    columns = min(COLUMNS, count)
+    width, height = SIDE + GAP, SIDE + GAP + LINE * LINES + 4
+    sheet = PILImage.new("RGB", (columns * width + GAP, -(-count // columns) * height + GAP), "white")
+    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(size=11)
+    for place, image in enumerate(chosen):
+        left, top = GAP + place % columns * width, GAP + place // columns * height
+        try:
+            small = thumbnail(corpus.image_path(image), SIDE, name=image.id)
+            sheet.paste(small, (left + (SIDE - small.width) // 2, top + (SIDE - small.height) // 2))
+        except (ImageError, CorpusError) as error:
+            draw.rectangle((left, top, left + SIDE, top + SIDE), fill="lightgrey")
+            _write(draw, str(error), left + 4, top + 4, 10, font)
+        caption = captions.get(image.id) or captions.get(image.group, "")
+        _write(draw, caption, left, top + SIDE + 3, LINES, font)
+    with atomic_write(path) as temporary:
+        sheet.save(temporary, FORMATS[path.suffix.lower()], quality=88)
+
+
+def _write(draw: ImageDraw.ImageDraw, text: str, left: int, top: int, lines: int, font: Font) -> None:
+    for number, line in enumerate(_wrap(draw, text, SIDE - 8, lines, font)):
+        draw.text((left, top + number * LINE), line, fill="black", font=font)
+
+
+def _wrap(draw: ImageDraw.ImageDraw, text: str, width: int, lines: int, font: Font) -> list[str]:
+    """At most `lines` lines that fit; what does not is cut with an ellipsis."""
+    words = [part for word in text.split()[:100] for part in _pieces(word)]
+    wrapped = [""]
+    for word in words:
+        longer = f"{wrapped[-1]} {word}".strip()
+        if draw.textlength(longer, font=font) <= width:
+            wrapped[-1] = longer
+        elif len(wrapped) == lines:
+            wrapped[-1] += "…"
+            break
+        else:
+            wrapped.append(word)
+    return wrapped
+
+
+def _pieces(word: str, size: int = 20) -> list[str]:
+    return [word[start : start + size] for start in range(0, len(word), size)]
+
 
 __all__ = ["contact_sheet", "describe"]
 
@@ -27,13 +91,13 @@ def describe(
     corpus: Corpus,
     *,
     split: str | None = None,
-    check_pictures: bool = False,
+    check_images: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> dict[str, Any]:
     """Facts about a corpus, or about one split of it, that JSON can hold.
 
-    With `check_pictures` every picture is decoded and its file hashed: unreadable ones and exact copies are listed.
-    `progress` is then called with the number of pictures done.
+    With `check_images` every image is decoded and its file hashed: unreadable ones and exact copies are listed.
+    `progress` is then called with the number of images done.
     """
     chosen = [corpus.split(name) for name in ([split] if split is not None else corpus.splits)]
     facts: dict[str, Any] = {
@@ -44,13 +108,13 @@ def describe(
         "groups": len({image.group for image in corpus.images}),
         "splits": {part.name: _describe_split(part) for part in chosen},
         "groups_in_several_splits": _shared_groups(corpus.splits),
-        "duplicate_sentences": _duplicate_sentences(chosen),
+        "duplicate_sentences": _duplicate_texts(chosen),
         "features": _features(corpus),
         "notes": corpus.notes,
     }
-    if check_pictures:
+    if check_images:
         images = {image.id: image for part in chosen for image in part.images}
-        facts["pictures"] = _check_pictures(corpus, images.values(), progress)
+        facts["pictures"] = _check_images(corpus, images.values(), progress)
     return facts
 
 
@@ -86,8 +150,8 @@ def _shared_groups(splits: dict[str, list[str]]) -> dict[str, int]:
     return {pair: count for pair, count in shared.items() if count}
 
 
-def _duplicate_sentences(splits: Iterable[Split]) -> dict[str, Any]:
-    """Sentences that describe several groups word for word: such pairs count as wrong though they are not."""
+def _duplicate_texts(splits: Iterable[Split]) -> dict[str, Any]:
+    """Texts that describe several groups word for word: such pairs count as wrong though they are not."""
     groups: dict[str, set[str]] = defaultdict(set)
     for split in splits:
         for text in split.texts:
@@ -118,17 +182,17 @@ def _features(corpus: Corpus) -> dict[str, Any]:
     return facts
 
 
-def _check_pictures(corpus: Corpus, images: Iterable[Image], progress: Callable[[int], None] | None) -> dict[str, Any]:
+def _check_images(corpus: Corpus, images: Iterable[Image], progress: Callable[[int], None] | None) -> dict[str, Any]:
     unreadable, by_hash, checked = [], defaultdict(list), 0
     for image in images:
         if image.path is None:
             continue
         checked += 1
-        path = corpus.picture(image)
+        path = corpus.image_path(image)
         try:
-            open_picture(path)
+            open_image(path)
             by_hash[_digest(path)].append(image.id)
-        except PictureError as error:
+        except ImageError as error:
             unreadable.append({"image": image.id, "reason": str(error)})
         if progress is not None:
             progress(checked)

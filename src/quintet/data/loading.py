@@ -1,10 +1,12 @@
-"""From rows of a split to batches: where pictures and sentences come from."""
+"""From rows of a split to batches: where images and texts come from."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -13,20 +15,49 @@ from torch.utils.data import DataLoader, Dataset
 
 from quintet.data.batches import ImageBatch, OfflineBatch, PairBatch, TextBatch, TextPool
 from quintet.data.corpus import Corpus, Image, Split, Text
-from quintet.data.draws import OfflineRows
-from quintet.data.features import FeatureStore
-from quintet.data.pictures import open_picture
+from quintet.data.features import FeatureStore, WordFeatures
+from quintet.data.images import open_image
+from quintet.data.negatives import OfflineRows
 from quintet.data.tokenizers import Tokenizer
-from quintet.data.word_features import WordFeatures
 
-CACHE_BYTES = 2**30  # decoded pictures kept in memory, as far as they fit
-CHANCES, POOL = 1, 2  # streams of random numbers beside the one that changes pictures
-WORDS = 1  # within them, the one that changes sentences
+BATCHES_AHEAD = 3  # ready and waiting
+
+Item = TypeVar("Item")
+Done = TypeVar("Done")
+
+
+def batches_ahead(
+    items: Sequence[Item], work: Callable[[Item], Done], batch_size: int, workers: int
+) -> Iterator[tuple[Sequence[Item], list[Done]]]:
+    """Batches of items with what `work` made of each (Pillow lets go of the interpreter while it works).
+
+    >>> [done for _, done in batches_ahead([1, 2, 3], lambda n: n * n, batch_size=2, workers=2)]
+    [[1, 4], [9]]
+    """
+    starts = iter(range(0, len(items), batch_size))
+    waiting: deque[tuple[Sequence[Item], list[Future[Done]]]] = deque()
+    pool = ThreadPoolExecutor(max(1, workers), thread_name_prefix="ahead")
+    try:
+        while True:
+            while len(waiting) < BATCHES_AHEAD and (first := next(starts, None)) is not None:
+                chosen = items[first : first + batch_size]
+                waiting.append((chosen, [pool.submit(work, item) for item in chosen]))
+            if not waiting:
+                return
+            chosen, futures = waiting.popleft()
+            yield chosen, [future.result() for future in futures]
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+CACHE_BYTES = 2**30  # decoded images kept in memory, as far as they fit
+CHANCES, POOL = 1, 2  # streams of random numbers beside the one that changes images
+WORDS = 1  # within them, the one that changes texts
 
 
 class ImageSource(Protocol):
     def batch(self, images: Sequence[Image], seeds: Sequence[Sequence[int]] | None = None) -> ImageBatch:
-        """Pictures as a matcher wants them; `seeds`, one per picture, ask for random augmentation."""
+        """Images as a matcher wants them; `seeds`, one per image, ask for random augmentation."""
         ...
 
 
@@ -40,11 +71,11 @@ class FeatureImages:
         return self.store.batch([image.id for image in images])
 
 
-class PictureImages:
-    """Pixels decoded from the corpus's picture files.
+class PixelImages:
+    """Pixels decoded from the corpus's image files.
 
-    `preprocess` turns a PIL picture into a (3, height, width) tensor; `augment(picture, rng)` replaces it in training.
-    Without augmentation, decoded pictures are kept in memory up to `CACHE_BYTES`.
+    `preprocess` turns a PIL image into a (3, height, width) tensor; `augment(image, rng)` replaces it in training.
+    Without augmentation, decoded images are kept in memory up to `CACHE_BYTES`.
     """
 
     def __init__(
@@ -65,7 +96,7 @@ class PictureImages:
         return ImageBatch(
             pixels=torch.stack(
                 [
-                    self.augment(open_picture(self.corpus.picture(image)), np.random.default_rng(seed))
+                    self.augment(open_image(self.corpus.image_path(image)), np.random.default_rng(seed))
                     for image, seed in zip(images, seeds, strict=True)
                 ]
             )
@@ -74,15 +105,15 @@ class PictureImages:
     def _plain(self, image: Image) -> Tensor:
         if image.id in self._cache:
             return self._cache[image.id]
-        pixels = self.preprocess(open_picture(self.corpus.picture(image)))
+        pixels = self.preprocess(open_image(self.corpus.image_path(image)))
         if self._cached_bytes + pixels.nbytes <= CACHE_BYTES:
             self._cache[image.id] = pixels
             self._cached_bytes += pixels.nbytes
         return pixels
 
 
-class Sentences:
-    """The sentences of a split, tokenized once."""
+class TokenizedTexts:
+    """The texts of a split, tokenized once."""
 
     def __init__(
         self,
@@ -91,9 +122,9 @@ class Sentences:
         features: WordFeatures | None = None,
         change: Callable[[Sequence[np.ndarray], Sequence[Sequence[int]]], list[np.ndarray]] | None = None,
     ) -> None:
-        self.features = features  # of the same sentences, by a frozen text encoder
-        self.change = change  # of the sentences' ids, in training
-        self.multiple = 1  # of which the length of a batch is one, or that of the longest sentence: fewer shapes
+        self.features = features  # of the same texts, by a frozen text encoder
+        self.change = change  # of the texts' ids, in training
+        self.multiple = 1  # of which the length of a batch is one, or that of the longest text: fewer shapes
         self.pad = tokenizer.pad
         self._ids = [np.asarray(tokenizer.ids(text.text), dtype=np.int32) for text in texts]
         self._longest = max(map(len, self._ids), default=0)
@@ -105,7 +136,7 @@ class Sentences:
         return [len(ids) for ids in self._ids]
 
     def batch(self, rows: Iterable[int], seeds: Sequence[Sequence[int]] | None = None) -> TextBatch:
-        """These sentences; `seeds`, one for each, ask for random changes."""
+        """These texts; `seeds`, one for each, ask for random changes."""
         rows = list(rows)
         sentences = [self._ids[row] for row in rows]
         if seeds and self.change is not None:
@@ -126,14 +157,14 @@ class _PairData(Dataset):
         self,
         split: Split,
         images: ImageSource,
-        sentences: Sentences,
+        sentences: TokenizedTexts,
         pairs: Sequence[np.ndarray],
         seed: tuple[int, ...] | None,
         offline: Callable[[int], OfflineRows] | None,
         chances: bool,
         pool: Callable[[int], np.ndarray] | None,
     ) -> None:
-        self.split, self.images, self.sentences = split, images, sentences
+        self.split, self.images, self.texts = split, images, sentences
         self.pairs, self.seed, self.offline, self.chances, self.pool = pairs, seed, offline, chances, pool
 
     def __len__(self) -> int:
@@ -151,7 +182,7 @@ class _PairData(Dataset):
             offline=None if self.offline is None else self._offline(self.offline(number)),
             pool=None if self.pool is None else self._pool(self.pool(number)),
         )
-        return batch if self.sentences.multiple == 1 else batch.of_one_length(self.sentences.pad)
+        return batch if self.texts.multiple == 1 else batch.of_one_length(self.texts.pad)
 
     def _images(self, image_rows: np.ndarray, text_rows: np.ndarray) -> ImageBatch:
         return self.images.batch([self.split.images[row] for row in image_rows], self._seeds(image_rows, text_rows))
@@ -164,8 +195,8 @@ class _PairData(Dataset):
         return [(*self.seed, image, text, *stream) for image, text in pairs]
 
     def _texts(self, text_rows: np.ndarray, image_rows: np.ndarray, stream: int = CHANCES) -> TextBatch:
-        """Sentences, with the random number of each (text, image) pair where the matcher wants one."""
-        batch = self.sentences.batch(text_rows, self._seeds(image_rows, text_rows, stream, WORDS))
+        """Texts, with the random number of each (text, image) pair where the matcher wants one."""
+        batch = self.texts.batch(text_rows, self._seeds(image_rows, text_rows, stream, WORDS))
         seeds = self._seeds(image_rows, text_rows, stream)
         if not self.chances or seeds is None:
             return batch
@@ -188,7 +219,7 @@ class _PairData(Dataset):
 def load_pairs(
     split: Split,
     images: ImageSource,
-    sentences: Sentences,
+    sentences: TokenizedTexts,
     pairs: Sequence[np.ndarray],
     *,
     seed: tuple[int, ...] | None = None,
@@ -199,8 +230,8 @@ def load_pairs(
 ) -> Iterator[PairBatch]:
     """Batches of pairs in the order of `pairs`, each (n, 2): image row, text row.
 
-    `seed` turns augmentation on, and with `chances` each sentence has a random number, too. `offline` gives the offline
-    negatives of batch number 0, 1, ..., `pool` the rows of further sentences.
+    `seed` turns augmentation on, and with `chances` each text has a random number, too. `offline` gives the offline
+    negatives of batch number 0, 1, ..., `pool` the rows of further texts.
     """
     data = _PairData(split, images, sentences, pairs, seed, offline, chances, pool)
     # Its own generator: the loader draws a seed when it starts, which would shift dropout after a resumed epoch.
@@ -214,13 +245,13 @@ def load_pairs(
 
 
 def image_batches(images: ImageSource, rows: Sequence[Image], batch_size: int) -> Iterator[ImageBatch]:
-    """All of some pictures, in order."""
+    """All of some images, in order."""
     for start in range(0, len(rows), batch_size):
         yield images.batch(rows[start : start + batch_size])
 
 
-def text_batches(sentences: Sentences, batch_size: int, part: slice = slice(None)) -> Iterator[TextBatch]:
-    """All sentences, or a part of them, in order."""
+def text_batches(sentences: TokenizedTexts, batch_size: int, part: slice = slice(None)) -> Iterator[TextBatch]:
+    """All texts, or a part of them, in order."""
     rows = range(len(sentences))[part]
     for start in range(0, len(rows), batch_size):
         yield sentences.batch(rows[start : start + batch_size])

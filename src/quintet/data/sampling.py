@@ -20,7 +20,7 @@ def epoch_batches(
 ) -> list[np.ndarray]:
     """Random batches, each (n, 2) of image row and text row.
 
-    One epoch visits every text once with its picture (`per="texts"`, as SCAN and its successors do) or every picture
+    One epoch visits every text once with its image (`per="texts"`, as SCAN and its successors do) or every image
     once with one of its texts (`per="images"`, as Dual-Path does). A last batch of one pair has no negatives and is
     left out.
     """

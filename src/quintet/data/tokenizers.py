@@ -1,4 +1,4 @@
-"""From sentences to token ids: what every tokenizer offers, and how a saved one is read back."""
+"""From texts to token ids: what every tokenizer offers, and how a saved one is read back."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from quintet.files import read_json
 
 @dataclass(frozen=True)
 class TokenKinds:
-    """What the ids of a tokenizer are, for those who change sentences."""
+    """What the ids of a tokenizer are, for those who change texts."""
 
     mark: np.ndarray  # (ids,) bool: no part of a word, as padding, start and end
     continues: np.ndarray  # (ids,) bool: a piece that goes on with the word before it
@@ -31,11 +31,11 @@ class Tokenizer(Protocol):
         """How many ids there are: the size of an embedding table for them."""
         ...
 
-    def ids(self, sentence: str) -> list[int]:
-        """Token ids of a sentence, marks for start and end included; at least one."""
+    def ids(self, text: str) -> list[int]:
+        """Token ids of a text, marks for start and end included; at least one."""
         ...
 
-    def tokens(self, sentence: str) -> list[str]:
+    def tokens(self, text: str) -> list[str]:
         """The same as words or word pieces, one for each id, for people to read."""
         ...
 
@@ -48,8 +48,8 @@ class Tokenizer(Protocol):
         ...
 
 
-def text_batch(tokenizer: Tokenizer, sentences: Sequence[str]) -> TextBatch:
-    return TextBatch.from_ids([tokenizer.ids(sentence) for sentence in sentences], pad=tokenizer.pad)
+def text_batch(tokenizer: Tokenizer, texts: Sequence[str]) -> TextBatch:
+    return TextBatch.from_ids([tokenizer.ids(text) for text in texts], pad=tokenizer.pad)
 
 
 def load_tokenizer(path: Path | str) -> Tokenizer:

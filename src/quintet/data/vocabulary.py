@@ -1,9 +1,11 @@
-"""`WordVocabulary`: the words of the training sentences as ids."""
+"""`WordVocabulary`: the words of the training texts as ids."""
 
 from __future__ import annotations
 
+import re
+import unicodedata
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -12,9 +14,123 @@ from typing import Any
 import numpy as np
 
 from quintet.data.tokenizers import TokenKinds
-from quintet.data.words import split_words
 from quintet.errors import QuintetError, RunError
 from quintet.files import read_json
+
+_SAME = str.maketrans(
+    {  # typographic quotes, single then double; zero-width space and byte order mark
+        "\u2019": "'",
+        "\u2018": "'",
+        "\u201c": '"',
+        "\u201d": '"',
+        "\u201e": '"',
+        "\u200b": " ",
+        "\ufeff": " ",
+    }
+)
+_JOINED = {
+    "cannot": ("can", "not"),
+    "gonna": ("gon", "na"),
+    "gotta": ("got", "ta"),
+    "wanna": ("wan", "na"),
+    "gimme": ("gim", "me"),
+    "lemme": ("lem", "me"),
+}
+_ABBREVIATIONS = frozenset(
+    [
+        "mr",
+        "mrs",
+        "ms",
+        "dr",
+        "st",
+        "jr",
+        "sr",
+        "prof",
+        "vs",
+        "etc",
+        "ave",
+        "blvd",
+        "mt",
+        "ft",
+        "inc",
+        "co",
+        "corp",
+        "ltd",
+    ]
+)
+_ALONE = ';@#$%&?!*()\\[\\]{}<>"`'  # inside a regular expression's brackets
+_PIECE = re.compile(
+    rf"(\.{{2,}}|--+|`+|''+|[{_ALONE}]|[,:](?!\d))|"  # what stands alone
+    rf"((?:(?!\.{{2,}}|--|''|[,:](?!\d))[^{_ALONE}])+)"  # a word: anything up to the next of those
+)
+_CLITIC = re.compile(r"(.+?)(n't|'(?:s|m|d|ll|re|ve))")
+_BARE_CLITIC = re.compile(r"'(?:s|m|d|t|n|ll|re|ve|em)'?")
+_INITIALS = re.compile(r"[^\W\d_](?:\.[^\W\d_])*")
+_CLOSING = frozenset([")", "]", "}", ">", '"', "''", "'"])
+_OPENING = frozenset(["(", "[", "{", "<", "``"])
+_DASHES = frozenset("\u2013\u2014")
+_INSIDE_WORDS = frozenset("\u00b7\u05f3\u05f4")  # middle dot (Catalan), geresh and gershayim (Hebrew)
+
+
+def split_words(sentence: str, lower: bool = True) -> list[str]:
+    """The words and marks of a text, lower-cased unless that is turned off.
+
+    >>> split_words("A man's T-shirt doesn't fit, so he (40) smiles.")
+    ['a', 'man', "'s", 't-shirt', 'does', "n't", 'fit', ',', 'so', 'he', '(', '40', ')', 'smiles', '.']
+    """
+    text = unicodedata.normalize("NFC", (sentence.lower() if lower else sentence).translate(_SAME))
+    if not text.isascii():
+        text = "".join(f" {char} " if _stands_alone(char) else char for char in text)
+    chunks = text.split()
+    words: list[str] = []
+    for place, chunk in enumerate(chunks, 1):
+        if chunk.isalpha():
+            words.extend(_JOINED.get(chunk, (chunk,)))
+        else:
+            words.extend(_split_chunk(chunk, last=place == len(chunks)))
+    return words
+
+
+def _stands_alone(char: str) -> bool:
+    if char.isascii() or char in _INSIDE_WORDS:
+        return False
+    return char in _DASHES or unicodedata.category(char) in ("Po", "Ps", "Pe", "Pi", "Pf")
+
+
+def _split_chunk(chunk: str, last: bool) -> Iterator[str]:
+    pieces = _PIECE.findall(chunk)
+    before = ""
+    for place, (alone, word) in enumerate(pieces, 1):
+        if alone:
+            quote = "``" if not before or before in _OPENING else "''"
+            before = quote if alone == '"' else alone
+            yield before
+        else:
+            ends_text = last and all((later or other) in _CLOSING for later, other in pieces[place:])
+            yield from _split_word(word, ends_text)
+            before = word
+
+
+def _split_word(word: str, ends_text: bool) -> Iterator[str]:
+    after: list[str] = []
+    if len(word) > 1 and word[0] == "'" and not _BARE_CLITIC.fullmatch(word.rstrip(".")):
+        yield "'"
+        word = word[1:]
+    while len(word) > 1:
+        stem = word[:-1]
+        if word[-1] == "." and (ends_text or not (stem in _ABBREVIATIONS or _INITIALS.fullmatch(stem))):
+            word, tail = stem, "."
+        elif word[-1] == "'" and len(stem.strip("'")):
+            word, tail = stem, "'"
+        elif match := _CLITIC.fullmatch(word):
+            word, tail = match.groups()
+        else:
+            break
+        after.append(tail)
+        ends_text = False
+    yield from _JOINED.get(word, (word,))
+    yield from reversed(after)
+
 
 PAD, START, END, UNKNOWN = range(4)
 MARKS = ("<pad>", "<start>", "<end>", "<unk>")
@@ -24,7 +140,7 @@ SCAN_KEYS = ("word2idx", "idx2word", "idx")
 
 @dataclass(frozen=True)
 class Coverage:
-    """How much of some sentences a vocabulary knows."""
+    """How much of some texts a vocabulary knows."""
 
     tokens: int
     unknown: int
@@ -39,7 +155,7 @@ class Coverage:
 class WordVocabulary:
     """Ids of words: `<pad>` 0, `<start>` 1, `<end>` 2, `<unk>` 3, then the words.
 
-    A sentence becomes `<start>` words `<end>`, or the bare words with `marks=False`. `longest` cuts it to so many ids,
+    A text becomes `<start>` words `<end>`, or the bare words with `marks=False`. `longest` cuts it to so many ids,
     the two marks included; None cuts nothing. Words outside the vocabulary are `<unk>`, or with `drop_unknown` left out
     (before the cut). Words are lower-cased; `case=True` keeps their capitals.
 
@@ -78,7 +194,7 @@ class WordVocabulary:
     @classmethod
     def build(
         cls,
-        sentences: Iterable[str],
+        texts: Iterable[str],
         min_count: int = 4,
         max_words: int | None = None,
         marks: bool = True,
@@ -86,14 +202,14 @@ class WordVocabulary:
         drop_unknown: bool = False,
         case: bool = False,
     ) -> WordVocabulary:
-        """From the training sentences, and no others: words seen `min_count` times or more, the most frequent first.
+        """From the training texts, and no others: words seen `min_count` times or more, the most frequent first.
 
-        Words of equal count stand in alphabetical order, so the same sentences in any order give the same ids.
+        Words of equal count stand in alphabetical order, so the same texts in any order give the same ids.
         `max_words` keeps only the most frequent ones (the four marks are not counted).
         """
         if min_count < 1:
             raise ValueError(f"min_count must be at least 1, got {min_count}")
-        counts = Counter(word for sentence in sentences for word in split_words(sentence, lower=not case))
+        counts = Counter(word for sentence in texts for word in split_words(sentence, lower=not case))
         ordered = sorted(counts, key=lambda word: (-counts[word], word))
         frequent = (word for word in ordered if counts[word] >= min_count and word not in MARKS)
         return cls([*MARKS, *islice(frequent, max_words)], marks, longest, drop_unknown, case)
@@ -110,7 +226,7 @@ class WordVocabulary:
         return word in self._id_of
 
     def ids(self, sentence: str) -> list[int]:
-        """Never empty: a sentence without words is `<start> <end>`, or where there are no marks `<unk>`.
+        """Never empty: a text without words is `<start> <end>`, or where there are no marks `<unk>`.
 
         Where unknown words are dropped, too, it is `<pad>`.
         """
@@ -118,7 +234,7 @@ class WordVocabulary:
         return [START, *words, END] if self.marks else words or [self._nothing]
 
     def tokens(self, sentence: str) -> list[str]:
-        """One for each id, as written in the sentence: unknown words are shown, not replaced."""
+        """One for each id, as written in the text: unknown words are shown, not replaced."""
         words = self._kept(sentence)
         return [MARKS[START], *words, MARKS[END]] if self.marks else words or [MARKS[self._nothing]]
 
@@ -132,14 +248,14 @@ class WordVocabulary:
             words = [word for word in words if word in self._id_of]
         return words if self.longest is None else words[: self.longest - 2 * self.marks]
 
-    def coverage(self, sentences: Iterable[str], examples: int = 10) -> Coverage:
-        """How many words of some sentences are unknown.
+    def coverage(self, texts: Iterable[str], examples: int = 10) -> Coverage:
+        """How many words of some texts are unknown.
 
         >>> print(WordVocabulary.build(["a dog"], min_count=1).coverage(["a cat", "a dog"]))
         1 of 4 words unknown (25.00 %): cat
         """
         tokens, unknown = 0, Counter[str]()
-        for sentence in sentences:
+        for sentence in texts:
             words = split_words(sentence, lower=not self.case)
             tokens += len(words)
             unknown.update(word for word in words if word not in self._id_of)

@@ -2,31 +2,95 @@
 
 from __future__ import annotations
 
+import heapq
 import json
-from collections import Counter
-from collections.abc import Iterable
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from quintet.data.tokenizers import TokenKinds
-from quintet.data.wordpiece_training import learn_pieces
 from quintet.errors import QuintetError, RunError
 from quintet.files import read_json
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as HuggingFaceTokenizer
 
+CONTINUED = "##"  # before a piece that does not begin a word
+
+
+def learn_pieces(words: Mapping[str, int], size: int) -> list[str]:
+    """The letters of the words in alphabetical order, then joined pieces in the order learned, `size` in all.
+
+    Again and again the most frequent pair of neighbouring pieces is joined into one, until `size` pieces are known or
+    no pair is left. Of equally frequent pairs the first in the alphabet is joined. All letters are kept, also where
+    they alone are more than `size`.
+
+    >>> learn_pieces({"dog": 3, "dogs": 2, "do": 1}, size=7)
+    ['##g', '##o', '##s', 'd', 'do', 'dog', 'dogs']
+    """
+    spelled = [[word[0], *(CONTINUED + letter for letter in word[1:])] for word in sorted(words)]
+    counts = [words[word] for word in sorted(words)]
+    pieces = sorted({piece for parts in spelled for piece in parts})
+    known = set(pieces)
+    pairs = Counter[tuple[str, str]]()
+    where: dict[tuple[str, str], set[int]] = defaultdict(set)
+    for number, parts in enumerate(spelled):
+        for pair in pairwise(parts):
+            pairs[pair] += counts[number]
+            where[pair].add(number)
+    heap = [(-count, pair) for pair, count in pairs.items()]
+    heapq.heapify(heap)
+    while heap and len(pieces) < size:
+        count, pair = heapq.heappop(heap)
+        if -count != pairs[pair]:  # joined or recounted since; the newer count has an entry of its own
+            continue
+        joined = pair[0] + pair[1].removeprefix(CONTINUED)
+        if joined not in known:
+            known.add(joined)
+            pieces.append(joined)
+        changed = set()
+        for number in where.pop(pair):
+            before = spelled[number]
+            spelled[number] = after = _join(before, pair, joined)
+            for old in pairwise(before):
+                pairs[old] -= counts[number]
+                changed.add(old)
+            for new in pairwise(after):
+                pairs[new] += counts[number]
+                where[new].add(number)
+                changed.add(new)
+        for other in changed:
+            if pairs[other] > 0:
+                heapq.heappush(heap, (-pairs[other], other))
+    return pieces
+
+
+def _join(parts: list[str], pair: tuple[str, str], joined: str) -> list[str]:
+    out: list[str] = []
+    place = 0
+    while place < len(parts):
+        if tuple(parts[place : place + 2]) == pair:
+            out.append(joined)
+            place += 2
+        else:
+            out.append(parts[place])
+            place += 1
+    return out
+
+
 MARKS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 NEEDED = MARKS[:4]
 
 
 class WordPiece:
-    """A sentence as `[CLS]` pieces `[SEP]`.
+    """A text as `[CLS]` pieces `[SEP]`.
 
-    Made by `load` (BERT's vocabulary), `train` (one of your own) or `from_state`. `longest` cuts sentences to so many
+    Made by `load` (BERT's vocabulary), `train` (one of your own) or `from_state`. `longest` cuts texts to so many
     pieces, the two marks included (BERT has 512 positions; SAEM takes 32); None cuts nothing.
     """
 
@@ -70,8 +134,8 @@ class WordPiece:
         return cls(tokenizer, longest)
 
     @classmethod
-    def train(cls, sentences: Iterable[str], size: int, longest: int | None = None) -> WordPiece:
-        """Learn at most `size` lower-cased pieces (the five marks included) from sentences.
+    def train(cls, texts: Iterable[str], size: int, longest: int | None = None) -> WordPiece:
+        """Learn at most `size` lower-cased pieces (the five marks included) from texts.
 
         Letters and marks are always kept, so the result can be larger than a very small `size`.
         """
@@ -79,20 +143,18 @@ class WordPiece:
             raise ValueError(f"size must leave room for the {len(MARKS)} marks, got {size}")
         normaliser = _hugging_face("normalizers").BertNormalizer(lowercase=True)
         splitter = _hugging_face("pre_tokenizers").BertPreTokenizer()
-        words = Counter(
-            word for sentence in sentences for word, _ in splitter.pre_tokenize_str(normaliser.normalize_str(sentence))
-        )
+        words = Counter(word for text in texts for word, _ in splitter.pre_tokenize_str(normaliser.normalize_str(text)))
         pieces = [*MARKS, *learn_pieces(words, size - len(MARKS))]
         return cls(_bert_tokenizer({piece: id_ for id_, piece in enumerate(pieces)}), longest)
 
     def __len__(self) -> int:
         return self._size
 
-    def ids(self, sentence: str) -> list[int]:
-        return self._tokenizer.encode(sentence).ids
+    def ids(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text).ids
 
-    def tokens(self, sentence: str) -> list[str]:
-        return self._tokenizer.encode(sentence).tokens
+    def tokens(self, text: str) -> list[str]:
+        return self._tokenizer.encode(text).tokens
 
     def kinds(self) -> TokenKinds:
         if self.mask is None:

@@ -1,7 +1,7 @@
-"""How alike the features of different pictures are: a map of Pearson's correlations (Dual-Path, Fig. 4).
+"""How alike the features of different images are: a map of Pearson's correlations (Dual-Path, Fig. 4).
 
 Before training the features come from the pretrained image tower, after it from the matcher. The lower the
-correlations of different pictures, the better the features tell them apart.
+correlations of different images, the better the features tell them apart.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from quintet.data.batches import ImageBatch
 from quintet.data.corpus import Image, Split
 from quintet.errors import QuintetError
 
-PICTURES = 100
+IMAGES = 100
 
 
 def correlation_map(features: Any) -> np.ndarray:
@@ -32,30 +32,30 @@ def correlation_map(features: Any) -> np.ndarray:
     norms = np.linalg.norm(centred, axis=1, keepdims=True)
     flat = np.flatnonzero(norms[:, 0] == 0)
     if flat.size:
-        raise QuintetError(f"the features of picture {flat[0]} are all equal, so they correlate with nothing")
+        raise QuintetError(f"the features of image {flat[0]} are all equal, so they correlate with nothing")
     centred /= norms
     return centred @ centred.T  # (n, d) -> (n, n)
 
 
 def map_summary(correlations: np.ndarray) -> dict[str, float]:
-    """Of all pairs of different pictures: mean, mean size, largest.
+    """Of all pairs of different images: mean, mean size, largest.
 
     >>> map_summary(np.array([[1.0, -0.5], [-0.5, 1.0]]))
-    {'pictures': 2, 'mean': -0.5, 'mean_absolute': 0.5, 'largest': -0.5}
+    {'images': 2, 'mean': -0.5, 'mean_absolute': 0.5, 'largest': -0.5}
     """
     others = correlations[~np.eye(len(correlations), dtype=bool)]
     if not others.size:
-        raise QuintetError("a correlation map needs at least two pictures")
+        raise QuintetError("a correlation map needs at least two images")
     return {
-        "pictures": len(correlations),
+        "images": len(correlations),
         "mean": float(others.mean()),
         "mean_absolute": float(np.abs(others).mean()),
         "largest": float(others.max()),
     }
 
 
-def choose_pictures(split: Split, count: int = PICTURES, seed: int = 0) -> list[Image]:
-    """`count` pictures of different groups at random, in the order of the split; all groups where there are fewer."""
+def choose_images(split: Split, count: int = IMAGES, seed: int = 0) -> list[Image]:
+    """`count` images of different groups at random, in the order of the split; all groups where there are fewer."""
     rng = np.random.default_rng(seed)
     groups = np.sort(rng.choice(len(split.groups), min(count, len(split.groups)), replace=False))
     return [split.images[split.images_of_group[group][0]] for group in groups]
@@ -70,7 +70,7 @@ def code_features(codes: Codes) -> Tensor:
 
 
 def input_features(images: ImageBatch, tower: ImageTower | None = None) -> Tensor:
-    """(n, d): what the pretrained tower makes of the pictures, averaged over the grid or over the regions.
+    """(n, d): what the pretrained tower makes of the images, averaged over the grid or over the regions.
 
     Stored features are what the tower made of them; pixels need the tower itself.
     """

@@ -67,7 +67,7 @@ def hardness_curves(run: Path | str) -> Curves:
 
 
 def error_curves(run: Path | str) -> Curves:
-    """By epoch the share of training pictures and sentences put into a wrong class, 0 to 1 (Dual-Path, Fig. 8)."""
+    """By epoch the share of training images and texts put into a wrong class, 0 to 1 (Dual-Path, Fig. 8)."""
     return term_curves(run, ERRORS)
 
 

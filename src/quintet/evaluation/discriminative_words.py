@@ -22,10 +22,10 @@ PIECE = "##"  # how a piece is written that goes on with the word before it
 
 @dataclass(frozen=True)
 class WordDrops:
-    """A sentence against its picture: the score, and how much of it each word carries."""
+    """A text against its image: the score, and how much of it each word carries."""
 
     words: tuple[str, ...]
-    score: float  # of the whole sentence
+    score: float  # of the whole text
     drops: np.ndarray  # (words,) the score minus the score without the word: large where the word matters
 
     def top(self, count: int = 3) -> list[int]:
@@ -49,16 +49,16 @@ def word_drops(
     batch_size: int = 256,
     device: torch.device | str | None = None,
 ) -> list[WordDrops]:
-    """Row i of `image_codes` against `sentences[i]`, whole and without each of its words.
+    """Row i of `image_codes` against `texts[i]`, whole and without each of its words.
 
-    The pictures stay as they were encoded; the variants of all sentences are encoded together, `batch_size` at a time.
-    A word of several pieces is removed as a whole; marks of start and end stay. A sentence of a single word has no
+    The images stay as they were encoded; the variants of all texts are encoded together, `batch_size` at a time.
+    A word of several pieces is removed as a whole; marks of start and end stay. A text of a single word has no
     words to compare and gets none.
     """
     if len(image_codes) != len(sentences):
-        raise ValueError(f"{len(image_codes)} pictures for {len(sentences)} sentences")
+        raise ValueError(f"{len(image_codes)} images for {len(sentences)} texts")
     kinds = tokenizer.kinds()
-    cut = [_variants(tokenizer, kinds, sentence) for sentence in sentences]
+    cut = [_variants(tokenizer, kinds, text) for text in sentences]
     ids = [variant for _, variants in cut for variant in variants]
     pictures = [row for row, (_, variants) in enumerate(cut) for _ in variants]
     place = torch.device(device) if device is not None else image_codes.device
@@ -74,8 +74,8 @@ def word_drops(
 def word_means(found: Iterable[WordDrops], least: int = 3) -> list[dict[str, Any]]:
     """What each word carries on average, of words that occur `least` times or more; the largest drop first."""
     drops: dict[str, list[float]] = defaultdict(list)
-    for sentence in found:
-        for word, drop in zip(sentence.words, sentence.drops.tolist(), strict=True):
+    for text in found:
+        for word, drop in zip(text.words, text.drops.tolist(), strict=True):
             drops[word].append(drop)
     rows = [
         {"word": word, "drop": float(np.mean(values)), "count": len(values)}
@@ -85,9 +85,9 @@ def word_means(found: Iterable[WordDrops], least: int = 3) -> list[dict[str, Any
     return sorted(rows, key=lambda row: (-row["drop"], row["word"]))
 
 
-def _variants(tokenizer: Tokenizer, kinds: TokenKinds, sentence: str) -> tuple[tuple[str, ...], list[list[int]]]:
-    """The words of a sentence, and token ids: of the whole sentence first, then without each word."""
-    ids, tokens = tokenizer.ids(sentence), tokenizer.tokens(sentence)
+def _variants(tokenizer: Tokenizer, kinds: TokenKinds, text: str) -> tuple[tuple[str, ...], list[list[int]]]:
+    """The words of a text, and token ids: of the whole text first, then without each word."""
+    ids, tokens = tokenizer.ids(text), tokenizer.tokens(text)
     spans: list[list[int]] = []  # the places of each word's pieces
     for place, id_ in enumerate(ids):
         if kinds.continues[id_] and spans:
@@ -109,9 +109,9 @@ def _score_rows(
     batch_size: int,
     device: torch.device,
 ) -> np.ndarray:
-    """(n,): the score of each list of token ids with its picture."""
+    """(n,): the score of each list of token ids with its image."""
     scores = np.empty(len(ids))
-    # Sentences of like length together: less padding to encode.
+    # Texts of like length together: less padding to encode.
     order = sorted(range(len(ids)), key=lambda row: len(ids[row]))
     with torch.no_grad(), evaluation_mode(matcher), full_precision(device):
         for start in range(0, len(order), batch_size):

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from quintet.data.corpus import Split, rows_by_group
-from quintet.data.draws import OfflineRows, draw_offline
-from quintet.data.negatives import NegativeLists
+from quintet.data.negatives import NegativeLists, OfflineRows, draw_offline
 
 
 def expected_online_rank(candidates: int, batch_size: int) -> float:

@@ -1,7 +1,7 @@
 """Do a matcher's scores agree with people? Kendall's tau-c against Flickr8k's expert judgements.
 
 The protocol is CLIPScore's (Hessel et al. 2021, Appendix A and released code; it is SPICE's): the 158 pairs in which
-the caption was written for the picture are left out, and of the remaining 5,664 every expert's judgement (1 to 4) is
+the caption was written for the image are left out, and of the remaining 5,664 every expert's judgement (1 to 4) is
 one observation, so 16,992 in all. CLIPScore publishes 0.512, RefCLIPScore 0.530.
 """
 
@@ -26,7 +26,7 @@ PAIRS_AT_A_TIME = 512
 
 @dataclass(frozen=True)
 class ExpertAnnotations:
-    """Pairs of a picture and a caption with the judgements of every expert."""
+    """Pairs of an image and a caption with the judgements of every expert."""
 
     images: list[str]
     texts: list[str]
@@ -38,7 +38,7 @@ class ExpertAnnotations:
 
 @dataclass(frozen=True)
 class JudgedPairs:
-    """Annotations as rows of a split, without the captions written for the picture they were judged with."""
+    """Annotations as rows of a split, without the captions written for the image they were judged with."""
 
     image_rows: np.ndarray  # (pairs,)
     text_rows: np.ndarray  # (pairs,)
@@ -49,17 +49,17 @@ class JudgedPairs:
 @dataclass(frozen=True)
 class Agreement:
     tau_c: float
-    interval: Interval | None  # 95 %, by drawing pictures anew with all their captions
+    interval: Interval | None  # 95 %, by drawing images anew with all their captions
     pairs: int
     judgements: int
-    own_excluded: int  # pairs of a picture and its own caption
+    own_excluded: int  # pairs of an image and its own caption
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "interval": None if self.interval is None else list(self.interval)}
 
 
 def read_expert_annotations(path: Path | str) -> ExpertAnnotations:
-    """ExpertAnnotations.txt as distributed: PICTURE TAB CAPTION_ID TAB JUDGEMENT TAB JUDGEMENT TAB JUDGEMENT."""
+    """ExpertAnnotations.txt as distributed: IMAGE TAB CAPTION_ID TAB JUDGEMENT TAB JUDGEMENT TAB JUDGEMENT."""
     path = Path(path)
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -78,7 +78,7 @@ def _read_line(line: str, path: Path, number: int) -> tuple[str, str, list[int]]
     image, *rest = line.strip().split("\t")
     if len(rest) < 2 or not all(cell in map(str, JUDGEMENTS) for cell in rest[1:]):
         raise CorpusError(
-            f"{path}, line {number}: expected PICTURE TAB CAPTION TAB judgements from 1 to 4, found {line[:80]!r}"
+            f"{path}, line {number}: expected IMAGE TAB CAPTION TAB judgements from 1 to 4, found {line[:80]!r}"
         )
     return image, rest[0], [int(cell) for cell in rest[1:]]
 
@@ -116,7 +116,7 @@ def pair_scores(members: Sequence[Member], pairs: JudgedPairs, device: torch.dev
 
 
 def human_agreement(scores: np.ndarray, pairs: JudgedPairs, resamples: int = 1_000, seed: int = 0) -> Agreement:
-    """Tau-c of the scores (pairs,) with every single judgement, and its interval over pictures (0 resamples: none)."""
+    """Tau-c of the scores (pairs,) with every single judgement, and its interval over images (0 resamples: none)."""
     experts = pairs.judgements.shape[1]
     order = np.argsort(scores, kind="stable")  # once: sorting again what is sorted costs next to nothing
     observed = np.repeat(np.asarray(scores)[order], experts), pairs.judgements[order].ravel()
@@ -129,7 +129,7 @@ def human_agreement(scores: np.ndarray, pairs: JudgedPairs, resamples: int = 1_0
         for _ in range(resamples):
             times = np.bincount(rng.integers(0, pictures, pictures), minlength=pictures)
             drawn.append(kendall_tau_c(*observed, weights=times[picture]))
-        low, high = np.nanpercentile(drawn, [2.5, 97.5])  # a draw of one picture may have one score only
+        low, high = np.nanpercentile(drawn, [2.5, 97.5])  # a draw of one image may have one score only
         interval = float(low), float(high)
     return Agreement(kendall_tau_c(*observed), interval, len(scores), pairs.judgements.size, pairs.own_excluded)
 

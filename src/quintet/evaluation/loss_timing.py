@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from quintet.data.batches import PairBatch
-from quintet.losses.quintuplet_objective import QuintupletObjective
+from quintet.losses.quintuplet import QuintupletObjective
 from quintet.losses.step import Progress, Step
 from quintet.losses.triplet import TripletObjective
 

@@ -56,7 +56,7 @@ PROTOCOLS = {
         Protocol("full", "every query against the whole split"),
         Protocol("5fold", "five folds of consecutive groups, each ranked alone, averaged (COCO 1K)", folds=5),
         Protocol("5k", "every query against the whole split of 5,000 images (COCO 5K)", images=5_000),
-        Protocol("identity", "any picture of the person counts; text to image is the published direction (CUHK-PEDES)"),
+        Protocol("identity", "any image of the person counts; text to image is the published direction (CUHK-PEDES)"),
     )
 }
 

@@ -20,7 +20,7 @@ from quintet.errors import QuintetError
 from quintet.evaluation.metrics import Metrics
 from quintet.evaluation.ranks import Ranks
 from quintet.evaluation.significance import Interval
-from quintet.files import complete_or_absent, write_json
+from quintet.files import atomic_write, write_json
 
 FORMAT, VERSION = "quintet-result", 1
 _RANK_FIELDS = ("image_groups", "text_groups", "pair_image", "pair_text", "pair_i2t", "pair_t2i")
@@ -67,7 +67,7 @@ class Result:
         arrays = {
             f"fold{k}_{name}": getattr(ranks, name) for k, ranks in enumerate(self.ranks) for name in _RANK_FIELDS
         }
-        with complete_or_absent(path) as temporary, temporary.open("wb") as file:
+        with atomic_write(path) as temporary, temporary.open("wb") as file:
             np.savez_compressed(file, **arrays)
 
 

@@ -1,7 +1,7 @@
 """How sure a number is: bootstrap intervals, and a paired test between two matchers on the same queries.
 
 What is resampled is by default the *group*, an image with its captions, and both directions together. Captions of one
-picture are hit or missed together, so resampling them one by one would pretend that there are five times as many
+image are hit or missed together, so resampling them one by one would pretend that there are five times as many
 independent observations as there are and give intervals that are too narrow; and rsum adds both directions, which are
 hit or missed together as well. The candidates stay as they are: intervals are about other queries, not about another
 gallery or another training seed.

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from quintet.layers.normalize import HALF
-from quintet.layers.padded_gru import gru_states
+from quintet.layers.text import gru_states
 
 TEMPERATURE = 0.1  # of the softmax over positions in GPO
 

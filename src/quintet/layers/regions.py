@@ -6,11 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from quintet.layers.masked_batchnorm import masked_batchnorm
+from quintet.layers.batchnorm import masked_batchnorm
 
 
 class ChannelDropout(nn.Module):
-    """Dropout that hides the same channels in all fragments of a picture.
+    """Dropout that hides the same channels in all fragments of an image.
 
     Hidden in one fragment alone, a channel is seen in its neighbours, and the mean over fragments forgets that anything
     was hidden.
@@ -39,7 +39,7 @@ class RegionProjection(nn.Module):
 
     With `mlp`, VSE-infinity's head: Linear(in -> dim) + MLP(in -> dim // 2, BatchNorm, ReLU, -> dim). Its BatchNorm
     looks at real fragments only, so padding changes nothing (HREM's code, with the same head, counts padded rows too).
-    `dropout` hides channels of a picture in training (`ChannelDropout`); it is of none of the papers.
+    `dropout` hides channels of an image in training (`ChannelDropout`); it is of none of the papers.
 
     Parameters carry the authors' names: `fc.*`, `mlp.layers.{0,1}.*`, `mlp.bns.0.*`.
 

@@ -1,4 +1,4 @@
-"""One vector a sentence from its words: convolutions over one, two and three words, the maximum over the sentence."""
+"""One vector a text from its words: convolutions over one, two and three words, the maximum over the text."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from torch import Tensor, nn
 
 from quintet.layers.regions import xavier_linear
 
-SentenceNorm = Literal["l2", "layernorm"]
+TextNorm = Literal["l2", "layernorm"]
 
 
 class TextCNN(nn.Module):
     """Eq. 6 and 7 of MMCA, up to the unit length, which is the caller's business.
 
-    A window may start at every real word; where it runs past the last one it finds zeros, so every sentence has as
+    A window may start at every real word; where it runs past the last one it finds zeros, so every text has as
     many windows as words (Eq. 6 has k = 1..n). With `inside`, windows that run past the end are left out, and a
-    sentence shorter than a window has zero for it. Padding never counts.
+    text shorter than a window has zero for it. Padding never counts.
 
     `norm="layernorm"` puts the LayerNorm of Eq. 7 after the last layer; "l2" leaves it out, as the text beside it says.
 
@@ -35,14 +35,14 @@ class TextCNN(nn.Module):
         *,
         filters: int = 256,
         windows: Sequence[int] = (1, 2, 3),
-        norm: SentenceNorm = "l2",
+        norm: TextNorm = "l2",
         inside: bool = False,
     ) -> None:
         super().__init__()
         if not windows or min(windows) < 1:
             raise ValueError(f"windows must be of one word or more, got {tuple(windows)}")
-        if norm not in get_args(SentenceNorm):
-            raise ValueError(f"norm must be one of {get_args(SentenceNorm)}, got {norm!r}")
+        if norm not in get_args(TextNorm):
+            raise ValueError(f"norm must be one of {get_args(TextNorm)}, got {norm!r}")
         self.windows = tuple(windows)
         self.in_dim = in_dim
         self.filters = filters

@@ -9,7 +9,7 @@ OBJECTIVES = Registry(
     "loss",
     {
         "triplet": "quintet.losses.triplet:TripletObjective",
-        "quintuplet": "quintet.losses.quintuplet_objective:QuintupletObjective",
+        "quintuplet": "quintet.losses.quintuplet:QuintupletObjective",
         "caption": "quintet.losses.caption:CaptionObjective",
         "relation": "quintet.losses.relation:RelationObjective",
         "instance": "quintet.losses.instance:InstanceObjective",

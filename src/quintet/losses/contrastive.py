@@ -1,4 +1,4 @@
-"""The contrastive loss of a batch: each picture picks its sentence out of all of them, and the reverse (InfoNCE).
+"""The contrastive loss of a batch: each image picks its text out of all of them, and the reverse (InfoNCE).
 
 Of none of the five papers: it trains the heads over frozen towers that Quintet ships (`models/heads.py`).
 """
@@ -16,7 +16,7 @@ from quintet.losses.step import Step, Term
 def contrastive(scores: Tensor, negative: Tensor, *, scale: Tensor | float) -> dict[str, Tensor]:
     """Two cross-entropies of each pair (i, t) on the diagonal of `scores`, over itself and its negatives.
 
-    Returns `text` (n,): which sentence belongs to picture i, and `image` (n,): which picture to sentence t.
+    Returns `text` (n,): which text belongs to image i, and `image` (n,): which image to text t.
 
     >>> costs = contrastive(torch.eye(2), ~torch.eye(2, dtype=torch.bool), scale=1.0)
     >>> round(costs["text"][0].item(), 4)  # log(1 + e^-1)
@@ -29,7 +29,7 @@ def contrastive(scores: Tensor, negative: Tensor, *, scale: Tensor | float) -> d
 
 
 class ContrastiveObjective(nn.Module):
-    """InfoNCE over the (global) batch; other sentences of an anchor's own group are left out.
+    """InfoNCE over the (global) batch; other texts of an anchor's own group are left out.
 
     `temperature` is where the learned temperature starts; it never falls below 0.01.
     """

@@ -1,4 +1,4 @@
-"""The ranking loss of Dual-Path: the right partner of a picture and of a sentence before one random other (Eq. 4)."""
+"""The ranking loss of Dual-Path: the right partner of an image and of a text before one random other (Eq. 4)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from quintet import processes
+from quintet import distributed
 from quintet.codes import Codes
 from quintet.data.batches import TextPool
 from quintet.errors import RecipeError
@@ -33,12 +33,12 @@ def hinge(right: Tensor, wrong: Tensor, margin: float) -> Tensor:
 class RankingObjective(nn.Module):
     """L_rank (Eq. 4) of every pair in the batch.
 
-    Terms: `text`, wrong sentences for a picture, and `image`, wrong pictures for a sentence; `weight` is lambda 1 of
+    Terms: `text`, wrong texts for an image, and `image`, wrong images for a text; `weight` is lambda 1 of
     Eq. 9. An anchor without any other group in the batch costs nothing.
 
     `negatives`: "random" draws a pair of another group from the batch for each anchor and each direction (the paper).
-    "hardest" takes as the wrong sentence the one that scores highest among `pool` random training sentences, encoded
-    as they would be measured, and then encodes it again to learn from it; pictures stay random (released code).
+    "hardest" takes as the wrong text the one that scores highest among `pool` random training texts, encoded
+    as they would be measured, and then encodes it again to learn from it; images stay random (released code).
 
     Several processes draw alike: the result is that of one process.
     """
@@ -55,29 +55,29 @@ class RankingObjective(nn.Module):
             raise ValueError(f"negatives must be random or hardest, got {negatives!r}")
         self.margin = margin
         self.weight = weight
-        self.pool_size = pool if negatives == "hardest" else 0  # the trainer puts so many sentences beside the batch
+        self.pool_size = pool if negatives == "hardest" else 0  # the trainer puts so many texts beside the batch
 
     def forward(self, step: Step) -> dict[str, Term]:
-        random = processes.shared_generator(step.scores.device)
+        random = distributed.shared_generator(step.scores.device)
         chances = torch.rand((2, *step.scores.shape), generator=random, device=step.scores.device)
         costs = {
-            "text": self._hardest(step) if self.pool_size else self._random(step, chances[0], of_pictures=True),
-            "image": self._random(step, chances[1], of_pictures=False),
+            "text": self._hardest(step) if self.pool_size else self._random(step, chances[0], of_images=True),
+            "image": self._random(step, chances[1], of_images=False),
         }
         return {name: Term(values, self.weight, flat=self.margin) for name, values in costs.items()}
 
-    def _random(self, step: Step, chances: Tensor, of_pictures: bool) -> Tensor:
+    def _random(self, step: Step, chances: Tensor, of_images: bool) -> Tensor:
         """(b,): each anchor of this process against one random other."""
-        scores, same = (step.scores, step.same_group) if of_pictures else (step.scores.T, step.same_group.T)
+        scores, same = (step.scores, step.same_group) if of_images else (step.scores.T, step.same_group.T)
         columns, has_one = random_columns(~same, chances)
         wrong = scores.gather(1, columns[:, None])[:, 0]  # (B,)
         return (hinge(scores.diagonal(), wrong, self.margin) * has_one)[step.mine]
 
     def _hardest(self, step: Step) -> Tensor:
-        """(b,): each picture of this process against the hardest sentence of the pool."""
+        """(b,): each image of this process against the hardest text of the pool."""
         pool, images = step.batch.pool, step.batch.image_groups
         if pool is None:
-            raise RecipeError("hardest negatives are taken from a pool of sentences, and this batch has none")
+            raise RecipeError("hardest negatives are taken from a pool of texts, and this batch has none")
         measured = self._measured(step, pool)
         with torch.no_grad(), torch.autocast(images.device.type, enabled=False):
             scores = step.matcher.score(at_least_float32(step.image_codes), at_least_float32(measured))  # (b, m)
@@ -92,5 +92,5 @@ class RankingObjective(nn.Module):
         """The pool's codes, in evaluation mode; each process encodes its share."""
         total = len(pool.groups)
         with torch.no_grad(), evaluation_mode(step.matcher):
-            codes = step.matcher.encode_texts(pool.texts.take(processes.share(total)))
-            return processes.gather_codes(codes, total)
+            codes = step.matcher.encode_texts(pool.texts.take(distributed.share(total)))
+            return distributed.gather_codes(codes, total)

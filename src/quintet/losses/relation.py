@@ -5,18 +5,304 @@ Fu, Mao, Song, Zhang: Learning Semantic Relationship among Instances for Image-T
 
 from __future__ import annotations
 
+import copy
+import math
+from dataclasses import dataclass
+from typing import Literal
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from quintet import processes
+from quintet import distributed
 from quintet.codes import Codes
 from quintet.errors import RecipeError
-from quintet.layers.fragment_matching import Matching, match_fragments
-from quintet.layers.relation_attention import Relations, create_interaction
-from quintet.layers.relation_graph import AssociationGraphBuilder, Distance
+from quintet.layers.fragment_attention import attention_heads, transformer_layer
+from quintet.layers.normalize import l2norm
 from quintet.losses.distance_weighted import sampled_triplet
 from quintet.losses.step import Progress, Step, Term
+
+Matching = Literal["dot", "cosine", "scan"]
+SLOPE = 0.1  # of "scan" below zero
+
+
+def match_fragments(
+    words: Tensor,
+    word_mask: Tensor,
+    regions: Tensor,
+    region_mask: Tensor,
+    *,
+    top: int = 10,
+    matching: Matching = "dot",
+    count_padding: bool = False,
+) -> Tensor:
+    """(T, I, 2, 1 + K): of every pair, for I -> T and then for T -> I, the overall value p and the best matches q.
+
+    Of a region counts its best word, of a word its best region. p is the mean of these (Eq. 7), q the `top` largest in
+    falling order (Eq. 8); where a text has fewer words than that, or an image fewer regions, the rest of q is 0.
+
+    - `matching`: "dot" is the paper's product of a region and a word, "cosine" the same with both of unit length,
+      "scan" the released code's: unit length, leaky ReLU, then unit length over words (T -> I) or regions (I -> T).
+    - `count_padding`: as in the released code, padded regions count like real ones, and a text with fewer than
+      `top` words is filled up with padded ones.
+
+    >>> words, regions = torch.eye(3)[None, :2], torch.eye(3)[None, 1:]
+    >>> real = torch.ones(1, 2, dtype=torch.bool)
+    >>> match_fragments(words, real, regions, real, top=3)[0, 0].tolist()
+    [[0.5, 1.0, 0.0, 0.0], [0.5, 1.0, 0.0, 0.0]]
+    """
+    taken = word_mask  # (T, W): the words that take part, if only as candidates for q
+    if count_padding:
+        place = torch.arange(words.shape[1], device=words.device)
+        taken = place < word_mask.sum(dim=1, keepdim=True).clamp(min=top)
+        region_mask = torch.ones_like(region_mask)
+    if matching != "dot":
+        words, regions = l2norm(words), l2norm(regions)
+    products = (words.flatten(0, 1) @ regions.flatten(0, 1).T).unflatten(0, words.shape[:2])  # (T, W, I R)
+    products = products.unflatten(2, regions.shape[:2])  # (T, W, I, R)
+    of_word, of_region = products, products
+    if matching == "scan":
+        leaky = F.leaky_relu(products, SLOPE)
+        inside = taken[:, :, None, None] & region_mask  # (T, W, I, R)
+        leaky = leaky.masked_fill(~inside, 0)
+        of_word, of_region = l2norm(leaky, dim=1), l2norm(leaky, dim=3)
+    best_region = _highest(of_word, region_mask, dim=3).transpose(1, 2)  # (T, W, I) -> (T, I, W)
+    best_word = _highest(of_region, word_mask[:, :, None, None], dim=1)  # (T, I, R)
+    from_image = _summary(best_word, region_mask, region_mask, top)  # (T, I, 1 + K)
+    from_text = _summary(best_region, word_mask[:, None], taken[:, None], top)
+    return torch.stack([from_image, from_text], dim=2)  # (T, I, 2, 1 + K)
+
+
+def _highest(values: Tensor, real: Tensor, dim: int) -> Tensor:
+    """The largest real value along `dim`; 0 where none is real."""
+    highest = values.masked_fill(~real, -math.inf).amax(dim=dim)
+    return highest.masked_fill(highest == -math.inf, 0)
+
+
+def _summary(best: Tensor, real: Tensor, taken: Tensor, top: int) -> Tensor:
+    """(T, I, L) -> (T, I, 1 + K): the mean over what is real, and the largest of what is taken."""
+    mean = best.masked_fill(~real, 0).sum(dim=2) / real.sum(dim=-1).clamp(min=1)  # (T, I)
+    ranked = best.masked_fill(~taken, -math.inf).topk(min(top, best.shape[2]), dim=2).values
+    ranked = F.pad(ranked.masked_fill(ranked == -math.inf, 0), (0, top - ranked.shape[2]))  # (T, I, K)
+    return torch.cat([mean[..., None], ranked], dim=2)
+
+
+Distance = Literal["squared", "plain"]
+
+
+@dataclass(frozen=True)
+class AssociationGraph:
+    connected: Tensor  # (2 N, 2 N) bool: A, row attends to column
+    relevance: Tensor  # (2 N, 2 N): S
+
+    def bias(self, weight: float) -> Tensor:
+        """(2 N, 2 N): what Eq. 12 adds to attention logits: lambda S where connected, minus infinity elsewhere."""
+        return (weight * self.relevance).masked_fill(~self.connected, -torch.inf)
+
+
+class AssociationGraphBuilder(nn.Module):
+    """Connections (Eq. 5 to 7) and relevance (Eq. 8 to 10) of a batch.
+
+    - `neighbours` (tau): the fraction of a block's columns that a row is connected with, itself among them.
+    - `top` (K): the length of a matching vector.
+    - `sigma`, `distance`: relevance within a modality is exp(-|a - b|^2 / sigma) ("squared", Eq. 10) or, as in the
+      released code, exp(-|a - b| / sigma) ("plain"). Eq. 10 as printed swaps the modalities; each uses its own here.
+
+    Connections carry no gradient. The two MLPs start alike.
+    """
+
+    def __init__(
+        self, top: int = 10, neighbours: float = 0.5, sigma: float = 1.0, distance: Distance = "squared"
+    ) -> None:
+        super().__init__()
+        if not 0 < neighbours <= 1:
+            raise ValueError(f"neighbours is a fraction above 0 and up to 1, got {neighbours}")
+        if top < 1 or sigma <= 0 or distance not in ("squared", "plain"):
+            raise ValueError(
+                f"top must be at least 1, sigma above 0, distance 'squared' or 'plain': {top, sigma, distance}"
+            )
+        self.neighbours, self.sigma, self.distance = neighbours, sigma, distance
+        self.image_to_text = nn.Sequential(nn.Linear(top, top), nn.ReLU(), nn.Linear(top, 1))
+        self.text_to_image = copy.deepcopy(self.image_to_text)
+
+    def forward(self, images: Tensor, texts: Tensor, matches: Tensor) -> AssociationGraph:
+        """Unit embeddings (N, d) twice, and the result of `match_fragments` (N texts, N images, 2, 1 + K)."""
+        from_image, from_text = matches[:, :, 0].transpose(0, 1), matches[:, :, 1]  # (I, T, 1 + K), (T, I, 1 + K)
+        blocks = [(images @ images.T, from_image[..., 0]), (from_text[..., 0], texts @ texts.T)]
+        connected = [torch.cat([nearest(block, self.neighbours) for block in row], dim=1) for row in blocks]
+        within_images, within_texts = self.closeness(images, images), self.closeness(texts, texts)
+        upper = torch.cat([within_images, matching_relevance(self.image_to_text, from_image)], dim=1)
+        lower = torch.cat([matching_relevance(self.text_to_image, from_text), within_texts], dim=1)
+        return AssociationGraph(torch.cat(connected), torch.cat([upper, lower]))  # (2 N, 2 N) twice
+
+    def closeness(self, rows: Tensor, columns: Tensor) -> Tensor:
+        """exp(-distance / sigma) of every two embeddings (Eq. 10)."""
+        squared = rows.square().sum(1)[:, None] + columns.square().sum(1) - 2 * rows @ columns.T
+        if rows is columns:  # zero by definition; rounding would leave some distance, large after a square root
+            squared = squared.masked_fill(torch.eye(len(rows), dtype=torch.bool, device=rows.device), 0)
+        squared = squared.clamp(min=0)
+        if self.distance == "squared":
+            return (-squared / self.sigma).exp()
+        apart = squared > 0  # the root has no gradient at zero
+        distance = torch.where(apart, squared, 1).sqrt().masked_fill(~apart, 0)
+        return (-distance / self.sigma).exp()
+
+    def regularisation(self, graph: AssociationGraph, images: Tensor, texts: Tensor) -> Tensor:
+        """(N,): KL of the learned relevance between modalities from that of the embeddings, both softmaxed (Eq. 11).
+
+        Row i is of image i and of text i. The embeddings are the guide: no gradient goes into them.
+        """
+        count = len(images)
+        with torch.no_grad():
+            guide = self.closeness(images, texts)  # (I, T)
+        from_image, from_text = graph.relevance[:count, count:], graph.relevance[count:, :count]
+        return row_divergence(from_image, guide) + row_divergence(from_text, guide.T)
+
+
+def matching_relevance(mlp: nn.Module, matches: Tensor) -> Tensor:
+    """s = MLP(q) + p of every pair (Eq. 9): (..., 1 + K) -> (...)."""
+    return mlp(matches[..., 1:]).squeeze(-1) + matches[..., 0]
+
+
+def nearest(similarity: Tensor, fraction: float) -> Tensor:
+    """(n, m) bool: in each row the first `fraction` x m by similarity, at least one; ties are all in (Eq. 5, 6).
+
+    >>> nearest(torch.tensor([[0.1, 0.9, 0.5, 0.3], [1.0, 0.0, 1.0, 1.0]]), 0.5).int().tolist()
+    [[0, 1, 1, 0], [1, 0, 1, 1]]
+    """
+    similarity = similarity.detach()
+    count = max(1, int(fraction * similarity.shape[1]))
+    return similarity >= similarity.topk(count, dim=1).values[:, -1:]
+
+
+def row_divergence(learned: Tensor, guide: Tensor) -> Tensor:
+    """(n,): KL(softmax(learned) || softmax(guide)) of each row."""
+    log_learned, log_guide = learned.log_softmax(dim=1), guide.log_softmax(dim=1)
+    return (log_learned.exp() * (log_learned - log_guide)).sum(dim=1)
+
+
+Relations = Literal["both", "inter", "intra"]
+
+
+class FusionInteraction(nn.Module):
+    """Images and texts as one sequence: relations within and across modalities at once (Figure 4b).
+
+    L post-norm Transformer layers with attention softmax(Q K^T / sqrt(d_k) + lambda S) over what A connects (Eq. 12).
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        layers: int = 1,
+        heads: int | None = None,
+        hidden: int | None = None,
+        dropout: float = 0.1,
+        relations: Relations = "both",
+    ) -> None:
+        super().__init__()
+        self.relations = relations
+        self.layers = nn.ModuleList(transformer_layer(dim, heads, hidden, dropout) for _ in range(layers))
+
+    def forward(self, images: Tensor, texts: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+        """(N, d), (N, d) and the bias of the graph (2 N, 2 N) -> enhanced (N, d), (N, d), not normalised."""
+        nodes = torch.cat([images, texts])[None]  # (1, 2 N, d)
+        if self.relations != "both":
+            side = torch.arange(nodes.shape[1], device=bias.device) < len(images)
+            same = side[:, None] == side  # (2 N, 2 N)
+            bias = bias.masked_fill(same if self.relations == "inter" else ~same, -torch.inf)
+        for layer in self.layers:
+            nodes = layer(nodes, src_mask=bias)
+        return nodes[0, : len(images)], nodes[0, len(images) :]
+
+
+class StandaloneInteraction(nn.Module):
+    """Two branches: first across modalities, then within each (Figure 4a).
+
+    In each of L layers an image attends to the texts it is connected with, then to the images, and goes through
+    a feed-forward part; texts do the same in a branch of their own. Both branches look at the layer's input, so
+    that neither is ahead of the other. Residual connections and layer normalisation come after every part.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        layers: int = 1,
+        heads: int | None = None,
+        hidden: int | None = None,
+        dropout: float = 0.1,
+        relations: Relations = "both",
+    ) -> None:
+        super().__init__()
+        settings = (dim, attention_heads(dim, heads), hidden or dim, dropout, relations)
+        self.images = nn.ModuleList(_Branch(*settings) for _ in range(layers))
+        self.texts = nn.ModuleList(_Branch(*settings) for _ in range(layers))
+
+    def forward(self, images: Tensor, texts: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+        """(N, d), (N, d) and the bias of the graph (2 N, 2 N) -> enhanced (N, d), (N, d), not normalised."""
+        count = len(images)
+        upper, lower = bias[:count], bias[count:]
+        for image_branch, text_branch in zip(self.images, self.texts, strict=True):
+            images, texts = (
+                image_branch(images, texts, across=upper[:, count:], within=upper[:, :count]),
+                text_branch(texts, images, across=lower[:, :count], within=lower[:, count:]),
+            )
+        return images, texts
+
+
+class _Branch(nn.Module):
+    """One layer of one modality."""
+
+    def __init__(self, dim: int, heads: int, hidden: int, dropout: float, relations: Relations) -> None:
+        super().__init__()
+        self.inter = _Attention(dim, heads, dropout) if relations != "intra" else None
+        self.intra = _Attention(dim, heads, dropout) if relations != "inter" else None
+        self.feed_forward = nn.Sequential(
+            nn.Linear(dim, hidden), nn.ReLU(), nn.Dropout(dropout), nn.Linear(hidden, dim), nn.Dropout(dropout)
+        )
+        self.norm = nn.LayerNorm(dim)
+
+    def forward(self, nodes: Tensor, others: Tensor, across: Tensor, within: Tensor) -> Tensor:
+        if self.inter is not None:
+            nodes = self.inter(nodes, others, across)
+        if self.intra is not None:
+            nodes = self.intra(nodes, nodes, within)
+        return self.norm(nodes + self.feed_forward(nodes))
+
+
+class _Attention(nn.Module):
+    """Multi-head attention with a bias, residual connection and normalisation."""
+
+    def __init__(self, dim: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(dim, heads, dropout, batch_first=True)
+        self.dropout = nn.Dropout(dropout)
+        self.norm = nn.LayerNorm(dim)
+
+    def forward(self, queries: Tensor, values: Tensor, bias: Tensor) -> Tensor:
+        """(n, d), (m, d), (n, m) -> (n, d)."""
+        inputs = (queries[None], values[None], values[None])
+        attended, _ = self.attention(*inputs, attn_mask=bias, need_weights=False)  # (1, n, d)
+        return self.norm(queries + self.dropout(attended[0]))
+
+
+def create_interaction(
+    mechanism: str,
+    dim: int,
+    layers: int = 1,
+    heads: int | None = None,
+    hidden: int | None = None,
+    dropout: float = 0.1,
+    relations: Relations = "both",
+) -> nn.Module:
+    """`fusion` or `standalone`. `relations` restricts either to one kind (the paper's ablation)."""
+    makers: dict[str, type[nn.Module]] = {"fusion": FusionInteraction, "standalone": StandaloneInteraction}
+    if mechanism not in makers:
+        raise ValueError(f"there is no mechanism {mechanism!r}; choose one of: {', '.join(makers)}")
+    if relations not in ("both", "inter", "intra"):
+        raise ValueError(f"relations are 'both', 'inter' or 'intra', not {relations!r}")
+    if layers < 1:
+        raise ValueError(f"the interaction needs at least one layer, got {layers}")
+    return makers[mechanism](dim, layers, heads, hidden, dropout, relations)
 
 
 class RelationObjective(nn.Module):
@@ -89,9 +375,9 @@ class RelationObjective(nn.Module):
     def forward(self, step: Step) -> dict[str, Term]:
         # Relations, scores and hinges in float32, also where the encoders ran in bfloat16.
         with torch.autocast(step.batch.text_groups.device.type, enabled=False):
-            images = processes.gather_rows(_embedding(step.image_codes), step.total)  # (N, d)
-            texts = processes.gather_rows(_embedding(step.text_codes), step.total)
-            random = processes.shared_generator(images.device)
+            images = distributed.gather_rows(_embedding(step.image_codes), step.total)  # (N, d)
+            texts = distributed.gather_rows(_embedding(step.text_codes), step.total)
+            random = distributed.shared_generator(images.device)
             cost, without = self._cost(step, images, texts, random)
             warm = self.phase(step.progress)
             weight = self.weight if self.consistency or not warm else 0.0
@@ -128,11 +414,11 @@ class RelationObjective(nn.Module):
         return named, torch.stack([without for _, without in costs.values()]).sum(dim=0)
 
     def _matches(self, step: Step) -> Tensor:
-        """(N texts, N images, 2, 1 + K): each process matches its own sentences with all pictures."""
+        """(N texts, N images, 2, 1 + K): each process matches its own texts with all images."""
         image_codes, text_codes = (_with_fragments(codes) for codes in (step.image_codes, step.text_codes))
         if self.detach_fragments:
             image_codes, text_codes = image_codes.detach(), text_codes.detach()
-        all_images = processes.gather_codes(image_codes, step.total)
+        all_images = distributed.gather_codes(image_codes, step.total)
         assert all_images.fragments is not None
         assert text_codes.fragments is not None
         rows = match_fragments(
@@ -144,7 +430,7 @@ class RelationObjective(nn.Module):
             matching=self.matching,
             count_padding=self.count_padding,
         )
-        return processes.gather_rows(rows, step.total)
+        return distributed.gather_rows(rows, step.total)
 
     def _cost(self, step: Step, images: Tensor, texts: Tensor, random: torch.Generator | None) -> tuple[Tensor, Tensor]:
         """(n,) twice: the costs of this process's anchors, both directions, and how many had no candidate."""

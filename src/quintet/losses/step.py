@@ -8,11 +8,11 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from quintet import processes
+from quintet import distributed
 from quintet.codes import Codes
 from quintet.data.batches import ImageBatch, OfflineBatch, PairBatch, TextBatch
 from quintet.errors import RecipeError
-from quintet.layers.shared_batchnorm import SharedBatchNorm
+from quintet.layers.batchnorm import SharedBatchNorm
 from quintet.models.matcher import Matcher
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, SharedBatchNorm)
@@ -56,12 +56,12 @@ class Step:
 
     @cached_property
     def image_codes(self) -> Codes:
-        """Codes of this process's pictures."""
+        """Codes of this process's images."""
         return self._encode_images(self.batch.images)
 
     @cached_property
     def text_codes(self) -> Codes:
-        """Codes of this process's sentences."""
+        """Codes of this process's texts."""
         return self._encode_texts(self.batch.texts)
 
     def _encode_images(self, images: ImageBatch) -> Codes:
@@ -78,16 +78,16 @@ class Step:
 
     @cached_property
     def scores(self) -> Tensor:
-        """(B, B): every picture of the global batch against every sentence of it."""
+        """(B, B): every image of the global batch against every text of it."""
         # Ranks and hinges are decided in float32, also where the encoders ran in bfloat16.
         with torch.autocast(self._device, enabled=False):
-            all_texts = processes.gather_codes(at_least_float32(self.text_codes), self.total)
-            # (b, B): each process scores its own pictures
+            all_texts = distributed.gather_codes(at_least_float32(self.text_codes), self.total)
+            # (b, B): each process scores its own images
             rows = self.matcher.score(at_least_float32(self.image_codes), all_texts)
-            return processes.gather_rows(rows, self.total)
+            return distributed.gather_rows(rows, self.total)
 
     def encode_offline(self, derived: bool) -> None:
-        """Encode the batch's pictures in one go with its offline ones, and with the `derived` ones; sentences likewise.
+        """Encode the batch's images in one go with its offline ones, and with the `derived` ones; texts likewise.
 
         The same codes in fewer, larger products. Not where a BatchNorm is: it would see three batches as one.
         """
@@ -108,7 +108,7 @@ class Step:
 
     @cached_property
     def off_text(self) -> Tensor:
-        """(b,): S(i, t_off), each picture of this process against its offline hard negative sentence."""
+        """(b,): S(i, t_off), each image of this process against its offline hard negative text."""
         return self.pair_scores(self.image_codes, self._offline_text_codes)
 
     @cached_property
@@ -123,7 +123,7 @@ class Step:
 
     @cached_property
     def derived_pair(self) -> Tensor:
-        """(b,): the picture of t_off against a sentence of i_off."""
+        """(b,): the image of t_off against a text of i_off."""
         return self.pair_scores(self._derived_image_codes, self._derived_text_codes)
 
     @property
@@ -157,20 +157,20 @@ class Step:
 
     @cached_property
     def same_group(self) -> Tensor:
-        """(B, B) bool: which picture and sentence belong together."""
-        images = processes.gather_rows(self.batch.image_groups, self.total)
-        texts = processes.gather_rows(self.batch.text_groups, self.total)
+        """(B, B) bool: which image and text belong together."""
+        images = distributed.gather_rows(self.batch.image_groups, self.total)
+        texts = distributed.gather_rows(self.batch.text_groups, self.total)
         return images[:, None] == texts[None, :]
 
     @cached_property
     def diagonal(self) -> Tensor:
-        """(B, B) bool: which picture and sentence were drawn as a pair."""
+        """(B, B) bool: which image and text were drawn as a pair."""
         return torch.eye(self.total, dtype=torch.bool, device=self.same_group.device)
 
     @property
     def mine(self) -> slice:
         """This process's rows and columns of `scores`."""
-        return processes.share(self.total)
+        return distributed.share(self.total)
 
 
 def at_least_float32(codes: Codes) -> Codes:

@@ -28,7 +28,7 @@ def triplet(
       count, the harder the more; the smaller T, the nearer to "hardest" without a margin (it is InfoNCE, times T);
     - "hardest": the one with the highest score (Eq. 2, the online triplet loss).
 
-    Returns `text` (n,): wrong sentences for picture i, and `image` (n,): wrong pictures for sentence t.
+    Returns `text` (n,): wrong texts for image i, and `image` (n,): wrong images for text t.
     An anchor without any negative costs nothing.
 
     >>> scores = torch.tensor([[0.5, 0.4], [0.1, 0.5]])
@@ -65,7 +65,7 @@ class TripletObjective(nn.Module):
     the hardest: the "mean" of all violations, or "softmax", a smooth maximum (`triplet`). Hardest negatives from the
     first step make small corpora collapse (loss stuck at 2 x batch x margin, all scores equal).
 
-    `same_group`: "ignored" (default) never takes another sentence of the same group for a negative; "negative" masks
+    `same_group`: "ignored" (default) never takes another text of the same group for a negative; "negative" masks
     the diagonal only, as the released code of SCAN, BFAN, VSRN and AOQ does.
     """
 

@@ -1,4 +1,4 @@
-"""Which pairs are no negatives: those of one group, and on request those that share a sentence."""
+"""Which pairs are no negatives: those of one group, and on request those that share a text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _WORD = re.compile(r"\w+")
 
 
 def normalise(sentence: str) -> str:
-    """What two sentences must share to be the same one: their words, whatever the case, spacing and punctuation.
+    """What two texts must share to be the same one: their words, whatever the case, spacing and punctuation.
 
     >>> normalise("  A man,\\twalking.") == normalise("a MAN walking")
     True
@@ -28,9 +28,9 @@ class Exclusions:
     """The pairs (image, text) that may be in nobody's list.
 
     Every text has a *kind*, and a kind is owned by groups: a pair is excluded when the image's group owns the text's
-    kind. Without duplicates the kind is the text's own group; with them it is its sentence, owned by every group that
-    has it among its texts. So an image never gets a sentence it owns, and a text never gets an image that owns it, and
-    the memory is that of the texts, however often a sentence occurs.
+    kind. Without duplicates the kind is the text's own group; with them it is its text, owned by every group that
+    has it among its texts. So an image never gets a text it owns, and a text never gets an image that owns it, and
+    the memory is that of the texts, however often a text occurs.
     """
 
     def __init__(self, split: Split, duplicates: bool = False) -> None:

@@ -5,25 +5,25 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from quintet import processes
+from quintet import distributed
 from quintet.mining.exact import Direction
 from quintet.mining.toplists import ENTRY_BYTES, TopLists
 
 
 def gather_rows(arrays: list[np.ndarray], device: torch.device, memory: int) -> None:
     """In place: every row is somebody's, and zero everywhere else."""
-    if processes.count() == 1:
+    if distributed.world_size() == 1:
         return
     for array in arrays:
         step = max(1, memory // 4 // max(1, array[:1].nbytes))
         for start in range(0, len(array), step):
             part = torch.from_numpy(array[start : start + step])
-            part.copy_(processes.sum_over_processes(part.to(device)))
+            part.copy_(distributed.all_reduce_sum(part.to(device)))
 
 
 def gather_lists(direction: Direction, memory: int) -> None:
     """In place: for each line the best of what all processes have found."""
-    everyone = processes.count()
+    everyone = distributed.world_size()
     if everyone == 1:
         return
     lists = direction.lists
@@ -31,8 +31,8 @@ def gather_lists(direction: Direction, memory: int) -> None:
     for start in range(0, len(lists), step):
         part = lists.part(slice(start, min(start + step, len(lists))))
         total = len(part) * everyone
-        rows = processes.gather_rows(part.rows.contiguous(), total)  # (processes x lines, keep)
-        scores = processes.gather_rows(part.scores.contiguous(), total)
+        rows = distributed.gather_rows(part.rows.contiguous(), total)  # (processes x lines, keep)
+        scores = distributed.gather_rows(part.scores.contiguous(), total)
         real = rows >= 0
         line = torch.arange(total, device=rows.device)[:, None].expand_as(rows)[real] % len(part)
         merged = TopLists(len(part), lists.keep, rows.device)
@@ -40,4 +40,4 @@ def gather_lists(direction: Direction, memory: int) -> None:
         part.rows.copy_(merged.rows)
         part.scores.copy_(merged.scores)
     if direction.above is not None:
-        direction.above.copy_(processes.sum_over_processes(direction.above))
+        direction.above.copy_(distributed.all_reduce_sum(direction.above))

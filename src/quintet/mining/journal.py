@@ -11,9 +11,9 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from quintet import processes
+from quintet import distributed
 from quintet.errors import QuintetError
-from quintet.files import complete_or_absent, read_json, write_json
+from quintet.files import atomic_write, read_json, write_json
 
 FORMAT, VERSION = "quintet-mining-journal", 1
 _NAME = re.compile(r"images-(\d+)-(\d+)\.npz")
@@ -26,9 +26,9 @@ class Journal:
     def __init__(self, folder: Path | str, settings: dict[str, Any]) -> None:
         self.folder = Path(folder)
         head = self.folder / "journal.json"
-        if processes.is_first() and not head.is_file():
+        if distributed.is_main() and not head.is_file():
             write_json(head, {"format": FORMAT, "version": VERSION, "settings": settings})
-        processes.barrier()
+        distributed.barrier()
         known = read_json(head)
         if known.get("format") != FORMAT or known.get("version") != VERSION:
             raise QuintetError(f"{self.folder} is not a mining journal of this version; choose another folder")
@@ -42,7 +42,7 @@ class Journal:
             )
         found = (_NAME.fullmatch(path.name) for path in self.folder.iterdir())
         self.finished = sorted((int(match[1]), int(match[2])) for match in found if match)
-        processes.barrier()  # nobody adds a stripe before everybody has counted
+        distributed.barrier()  # nobody adds a stripe before everybody has counted
 
     def to_do(self, images: int, size: int) -> list[slice]:
         """The stripes of up to `size` images that are not finished yet."""
@@ -59,7 +59,7 @@ class Journal:
         return arrays
 
     def keep(self, name: str, arrays: dict[str, np.ndarray]) -> None:
-        with complete_or_absent(self.folder / f"{name}.npz") as temporary, temporary.open("wb") as file:
+        with atomic_write(self.folder / f"{name}.npz") as temporary, temporary.open("wb") as file:
             np.savez(file, **arrays)  # type: ignore[arg-type]  # names come from here
 
     def kept(self, name: str) -> dict[str, np.ndarray] | None:

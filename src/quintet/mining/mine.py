@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from quintet import processes
+from quintet import distributed
 from quintet.codes import Codes
 from quintet.data.corpus import Split, split_checksum
 from quintet.data.negatives import NegativeLists
@@ -63,8 +63,8 @@ def mine(
     """For every image of the split its `top_texts` hardest texts, for every text its `top_images` hardest images.
 
     Harder is a higher score; among equal scores the lower row goes first. Pairs of one group are never negatives.
-    `exclude_duplicates` also leaves out, for an image, texts with the same sentence as one of its own, and for a text,
-    images that own its sentence. `false_negative_margin` leaves out candidates that score more than the anchor's best
+    `exclude_duplicates` also leaves out, for an image, texts with the same text as one of its own, and for a text,
+    images that own its text. `false_negative_margin` leaves out candidates that score more than the anchor's best
     positive plus the margin (0: whatever beats every positive; -0.1: whatever comes within 0.1 of the best).
 
     `precision` says how blocks are computed; float32 scores decide in any case. "auto" is float16 for embeddings on a
@@ -111,7 +111,7 @@ def mine(
         "split_checksum": split_checksum(split),
         "matcher": name,
         "options": options,
-        "computed": {"precision": work.precision, "device": str(place), "processes": processes.count()},
+        "computed": {"precision": work.precision, "device": str(place), "processes": distributed.world_size()},
         "excluded": work.excluded(),
         "lists": {"texts": list_counts(text_rows), "images": list_counts(image_rows)},
         "quantiles": summarise(work.positives[2], text_scores, image_scores),
@@ -178,7 +178,7 @@ class _Mining:
 
     def _remember(self, known: dict[str, np.ndarray]) -> None:
         """What a resumed mining must not make anew: it would cost time, and floors have to be the same."""
-        if self.journal is None or known or not processes.is_first():
+        if self.journal is None or known or not distributed.is_main():
             return
         arrays = dict(zip(("pair_image", "pair_text", "positives"), self.positives, strict=True))
         if isinstance(self.sweep, HalfSweep):
@@ -191,7 +191,7 @@ class _Mining:
             self._progress(self._done, self.total)
 
     def run(self) -> None:
-        mine, everyone = processes.rank(), processes.count()
+        mine, everyone = distributed.rank(), distributed.world_size()
         if self.journal is not None:
             for start, stop in self.journal.finished[mine::everyone]:
                 self._take_finished(start, stop, self.journal.read(start, stop))

@@ -10,14 +10,14 @@ from typing import Any
 
 import torch
 
-from quintet import processes
+from quintet import distributed
 from quintet.codes import Codes
 from quintet.data.corpus import Corpus, Split, split_checksum
 from quintet.data.negatives import NegativeLists
 from quintet.evaluation.evaluate import encode_split
 from quintet.mining.journal import remove_journal
 from quintet.mining.mine import mine
-from quintet.training.run import Run
+from quintet.runs.run import Run
 
 DEFAULTS = {"top_texts": 300, "top_images": 60, "exclude_duplicates": False, "false_negative_margin": None}
 
@@ -46,13 +46,13 @@ def mine_run(
     journal = _journal(out, run, split, settings)
     source = {"name": run.name, "weights": run.weights_checksum}
     lists = mine(run.matcher, images, texts, split, device=device, journal=journal, source=source, **options)
-    if processes.is_first():
+    if distributed.is_main():
         lists.save(out)
         own = re.compile(re.escape(f".{out.name}.mining-") + "[0-9a-f]{12}")
         for old in list(out.parent.iterdir()):  # also those of minings that were given up
             if own.fullmatch(old.name):
                 remove_journal(old)
-    processes.barrier()
+    distributed.barrier()
     return lists
 
 
@@ -79,10 +79,10 @@ def encode_shared(
 
     The batches are those of one process, so the codes are too.
     """
-    everyone = processes.count()
+    everyone = distributed.world_size()
     keep: torch.device | str = "cpu" if everyone == 1 else device
     parts = {"images": _share(len(split.images), batch_size), "texts": _share(len(split.texts), batch_size)}
-    mine = {side: of_process[processes.rank()] for side, of_process in parts.items()}
+    mine = {side: of_process[distributed.rank()] for side, of_process in parts.items()}
     # A process without a share encodes one item all the same: the others need to know what codes look like.
     image_rows = split.images[mine["images"]] or split.images[:1]
     text_rows = split.texts[mine["texts"]] or split.texts[:1]
@@ -96,7 +96,7 @@ def encode_shared(
 
 def _share(items: int, batch_size: int) -> list[slice]:
     batches = -(-items // batch_size)
-    shares = (processes.share(batches, process) for process in range(processes.count()))
+    shares = (distributed.share(batches, process) for process in range(distributed.world_size()))
     return [slice(share.start * batch_size, min(share.stop * batch_size, items)) for share in shares]
 
 
@@ -104,6 +104,6 @@ def _together(codes: Codes, parts: list[slice]) -> Codes:
     sizes = [max(0, part.stop - part.start) for part in parts]
     longest = max(sizes)
     rows = torch.arange(longest, device=codes.device).clamp(max=len(codes) - 1)  # filled up, so that all are alike
-    gathered = processes.gather_codes(codes[rows], longest * len(parts))
+    gathered = distributed.gather_codes(codes[rows], longest * len(parts))
     kept = torch.cat([torch.arange(size) + number * longest for number, size in enumerate(sizes)])
     return gathered[kept.to(codes.device)]

@@ -15,13 +15,10 @@ from quintet.data.batches import ImageBatch, TextBatch
 from quintet.layers.regions import RegionProjection
 from quintet.layers.text import BiGRUEncoder
 from quintet.models.fragments import check_choice, encode_regions, encode_words
-from quintet.scores.attention import Norm
+from quintet.scores.attention import Focal, Norm, Precision
 from quintet.scores.attention_map import AttentionMap, attention_map
-from quintet.scores.bidirectional import bfan_scores
-from quintet.scores.cross_attention import Direction
+from quintet.scores.cross_attention import Direction, bfan_scores
 from quintet.scores.engine import Engine
-from quintet.scores.focal import Focal
-from quintet.scores.gram import Precision
 
 
 class BFAN(nn.Module):
@@ -70,7 +67,7 @@ class BFAN(nn.Module):
         return bfan_scores(image_codes, text_codes, **self.attends, **self.computes, paired=True)
 
     def attention(self, image_code: Codes, text_code: Codes, direction: Direction = "t2i") -> AttentionMap:
-        """Focal word-region weights of one picture and one sentence, of either direction, with the regions' boxes."""
+        """Focal word-region weights of one image and one text, of either direction, with the regions' boxes."""
         return attention_map(image_code, text_code, direction=direction, **self.attends)
 
 
@@ -98,9 +95,9 @@ def build_bfan(
 
     >>> import torch
     >>> matcher = build_bfan(image_dim=8, vocabulary_size=10, embed_dim=4, word_dim=4, focal="prob")
-    >>> pictures = matcher.encode_images(ImageBatch(fragments=torch.randn(2, 5, 8)))
-    >>> sentences = matcher.encode_texts(TextBatch.from_ids([[1, 5, 2], [1, 2], [3]]))
-    >>> matcher.score(pictures, sentences).shape
+    >>> images = matcher.encode_images(ImageBatch(fragments=torch.randn(2, 5, 8)))
+    >>> texts = matcher.encode_texts(TextBatch.from_ids([[1, 5, 2], [1, 2], [3]]))
+    >>> matcher.score(images, texts).shape
     torch.Size([2, 3])
     """
     check_choice("focal", focal, Focal)

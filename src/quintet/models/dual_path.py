@@ -5,25 +5,228 @@ Zheng, Zheng, Garrett, Yang, Shen: Dual-Path Convolutional Image-Text Embeddings
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quintet.backbones import create_tower
 from quintet.codes import Codes
 from quintet.data.batches import ImageBatch, TextBatch
 from quintet.errors import RecipeError, suggest
-from quintet.layers.feature_heads import ReleasedHead, two_layer_head
 from quintet.layers.normalize import HALF, l2norm
-from quintet.layers.residual_text_cnn import LAYOUTS, LengthPooling, ResidualTextCNN
-from quintet.layers.word_places import every_shift, place_words, random_starts, shift_counts
 from quintet.scores.embedding import dot_score_pairs, dot_scores
+
+
+def two_layer_head(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
+    """fc, BatchNorm, ReLU, fc: the paper's. The first fc has no bias, which its BatchNorm would take away again."""
+    return nn.Sequential(
+        _linear(inputs, hidden, bias=False), nn.BatchNorm1d(hidden), nn.ReLU(), _linear(hidden, outputs, bias=True)
+    )
+
+
+class ReleasedHead(nn.Module):
+    """fc, BatchNorm and ReLU for each of `widths`; what is measured is taken before the last ReLU (released code)."""
+
+    def __init__(self, inputs: int, *widths: int) -> None:
+        super().__init__()
+        self.linear = nn.ModuleList(_linear(a, b, bias=False) for a, b in pairwise((inputs, *widths)))
+        self.norm = nn.ModuleList(nn.BatchNorm1d(width) for width in widths)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, inputs) -> (n, last width)."""
+        last = len(self.linear) - 1
+        for number, (linear, norm) in enumerate(zip(self.linear, self.norm, strict=True)):
+            x = norm(linear(x))
+            if number < last or self.training:
+                x = F.relu(x)
+        return x
+
+
+def _linear(inputs: int, outputs: int, bias: bool) -> nn.Linear:
+    linear = nn.Linear(inputs, outputs, bias=bias)
+    nn.init.kaiming_normal_(linear.weight)
+    if bias:
+        nn.init.zeros_(linear.bias)
+    return linear
+
+
+def shift_counts(lengths: Tensor, places: int) -> Tensor:
+    """(n,): in how many ways texts of these lengths fit; one that is cut fits in one way.
+
+    >>> shift_counts(torch.tensor([1, 30, 40]), 32).tolist()
+    [32, 3, 1]
+    """
+    return places - lengths.clamp(max=places) + 1
+
+
+def random_starts(chances: Tensor, lengths: Tensor, places: int) -> Tensor:
+    """(n,): uniform over all shifts, where `chances` (n,) are uniform in [0, 1).
+
+    >>> random_starts(torch.tensor([0.0, 0.99, 0.5]), torch.tensor([10, 10, 40]), 32).tolist()
+    [0, 22, 0]
+    """
+    counts = shift_counts(lengths, places)
+    return torch.minimum((chances * counts).long(), counts - 1)  # float32 may round up to the count itself
+
+
+def place_words(tokens: Tensor, lengths: Tensor, starts: Tensor, places: int) -> Tensor:
+    """(n, L) ids, (n,), (n,) -> (n, places): each text from its start on, 0 elsewhere, its end cut off if too long.
+
+    >>> place_words(torch.tensor([[7, 8, 9]]), torch.tensor([2]), torch.tensor([1]), 4).tolist()
+    [[0, 7, 8, 0]]
+    """
+    source = torch.arange(places, device=tokens.device) - starts[:, None]  # (n, places): which word stands here
+    real = (source >= 0) & (source < lengths[:, None])
+    return tokens.gather(1, source.clamp(0, tokens.shape[1] - 1)).masked_fill(~real, 0)
+
+
+def every_shift(lengths: Tensor, places: int) -> tuple[Tensor, Tensor]:
+    """(m,) rows and (m,) starts of all shifts of all texts, m in all.
+
+    >>> rows, starts = every_shift(torch.tensor([3, 4]), 4)
+    >>> rows.tolist(), starts.tolist()
+    ([0, 0, 1], [0, 1, 0])
+    """
+    counts = shift_counts(lengths, places)
+    rows = torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), counts)
+    first = counts.cumsum(0) - counts  # (n,): where the shifts of a text begin
+    return rows, torch.arange(len(rows), device=lengths.device) - first[rows]
+
+
+TextLayout = Literal["resnet50", "resnet152", "released", "small"]
+LengthPooling = Literal["average", "max"]
+EPS = 1e-3  # the released BatchNorms'; the paper names none
+
+
+class Stage(NamedTuple):
+    """Blocks of one length, in multiples of the base width: `inner` channels inside a block, `outer` after it."""
+
+    blocks: int
+    inner: int
+    outer: int
+    stride: int
+    first_inner: int  # of the first block, which is no bottleneck in the released code
+    pad_left: bool = False  # also where the length is halved
+
+
+def _as_resnet(*depths: int) -> tuple[Stage, ...]:
+    widths = (2**number for number in range(4))
+    strides = (1, 2, 2, 2)
+    return tuple(Stage(d, w, 4 * w, stride, w) for d, w, stride in zip(depths, widths, strides, strict=True))
+
+
+LAYOUTS: dict[str, tuple[Stage, ...]] = {
+    "resnet50": _as_resnet(3, 4, 6, 3),
+    "resnet152": _as_resnet(3, 8, 36, 3),
+    "released": (
+        Stage(3, 1, 4, 1, 2, pad_left=True),
+        Stage(4, 2, 8, 2, 8, pad_left=True),
+        Stage(6, 4, 16, 2, 16, pad_left=True),
+        Stage(1, 8, 32, 1, 32, pad_left=True),
+    ),
+    "small": _as_resnet(1, 1, 1, 1),
+}
+
+
+class ResidualTextCNN(nn.Module):
+    """(n, length) word ids, 0 where a place is empty -> (n, 32 width).
+
+    `layout`: the blocks of ResNet-50 (3, 4, 6, 3; the paper), of ResNet-152 (3, 8, 36, 3), the released 14 blocks
+    (3, 4, 6, 1, whose last stage keeps its length), or one block a stage for small corpora. The word table starts as
+    Glorot and Bengio propose, convolutions as He et al. do.
+
+    The released look-up has a bias. The BatchNorm after it subtracts any constant, so there is none here.
+    """
+
+    def __init__(
+        self,
+        vocabulary_size: int,
+        word_dim: int = 300,
+        layout: TextLayout = "resnet50",
+        width: int = 64,
+        pooling: LengthPooling = "average",
+    ) -> None:
+        super().__init__()
+        if layout not in LAYOUTS:
+            raise ValueError(f"layout must be one of {', '.join(LAYOUTS)}, got {layout!r}")
+        if pooling not in get_args(LengthPooling):
+            raise ValueError(f"pooling must be average or max, got {pooling!r}")
+        self.pooling = pooling
+        self.embed = nn.Embedding(vocabulary_size, word_dim)
+        nn.init.xavier_uniform_(self.embed.weight)
+        self.norm = nn.BatchNorm1d(word_dim, EPS)
+        blocks: list[nn.Module] = []
+        inputs = word_dim
+        for stage in LAYOUTS[layout]:
+            for number in range(stage.blocks):
+                inner, stride = (stage.first_inner, stage.stride) if number == 0 else (stage.inner, 1)
+                pad_left = stage.pad_left or stride == 1
+                blocks.append(TextBlock(inputs, inner * width, stage.outer * width, stride, pad_left))
+                inputs = stage.outer * width
+        self.blocks = nn.Sequential(*blocks)
+        self.dim = inputs
+
+    def forward(self, words: Tensor) -> Tensor:
+        empty = words == 0
+        x = self.embed(words).masked_fill(empty[..., None], 0)  # (n, length, word_dim)
+        x = self.blocks(_normalised(x, self.norm))  # (n, length / 4 or 8, dim)
+        return x.mean(dim=1) if self.pooling == "average" else x.amax(dim=1)  # (n, dim)
+
+
+class TextBlock(nn.Module):
+    """1x1, 1x2 and 1x1 convolutions, each with BatchNorm, added to the input: F(x) + x of Fig. 3.
+
+    Channels come last, so that a convolution is a matrix product of all places; the weights of a 1x2 are those of the
+    first place beside those of the second.
+    """
+
+    def __init__(self, inputs: int, inner: int, outputs: int, stride: int, pad_left: bool) -> None:
+        super().__init__()
+        self.stride, self.pad_left = stride, pad_left
+        self.conv1, self.bn1 = _product(inputs, inner), nn.BatchNorm1d(inner, EPS)
+        self.conv2, self.bn2 = _product(2 * inner, inner), nn.BatchNorm1d(inner, EPS)
+        self.conv3, self.bn3 = _product(inner, outputs), nn.BatchNorm1d(outputs, EPS)
+        self.changes_shape = inputs != outputs or stride != 1
+        if self.changes_shape:
+            self.shortcut, self.shortcut_bn = _product(inputs, outputs), nn.BatchNorm1d(outputs, EPS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, length, inputs) -> (n, length / stride, rounded up, outputs)."""
+        out = F.relu(_normalised(self.conv1(x), self.bn1))
+        out = F.relu(_normalised(self.conv2(_pairs(out, self.stride, self.pad_left)), self.bn2))
+        out = _normalised(self.conv3(out), self.bn3)
+        if self.changes_shape:
+            x = _normalised(self.shortcut(x[:, :: self.stride]), self.shortcut_bn)
+        return F.relu(out + x)
+
+
+def _pairs(x: Tensor, stride: int, pad_left: bool) -> Tensor:
+    """(n, length, d) -> (n, length / stride, rounded up, 2 d): what a 1x2 convolution sees at each of its places."""
+    length = x.shape[1]
+    x = F.pad(x, (0, 0, 1, 0) if pad_left else (0, 0, 0, length % 2))
+    if stride == 1:
+        return torch.cat([x[:, :-1], x[:, 1:]], dim=2)
+    count = (length + 1) // 2
+    return x[:, : 2 * count].reshape(x.shape[0], count, 2 * x.shape[2])
+
+
+def _normalised(x: Tensor, norm: nn.Module) -> Tensor:
+    return norm(x.flatten(0, 1)).view_as(x)  # statistics over all places of all texts
+
+
+def _product(inputs: int, outputs: int) -> nn.Linear:
+    product = nn.Linear(inputs, outputs, bias=False)
+    nn.init.kaiming_normal_(product.weight)
+    return product
+
 
 Alignment = Literal["shift", "left"]
 TestPositions = Literal["left", "all"]
-BLOCK = 4096  # shifted sentences encoded at a time
+BLOCK = 4096  # shifted texts encoded at a time
 
 
 class DualPath(nn.Module):
@@ -48,14 +251,14 @@ class DualPath(nn.Module):
 
     @property
     def preprocess(self) -> Any:
-        """How pictures become pixels: the image tower's own way. Only matchers of pixels have it."""
+        """How images become pixels: the image tower's own way. Only matchers of pixels have it."""
         if not isinstance(self.image_encoder, PixelPath):
             raise AttributeError("a matcher of features takes no pixels, so it has no preprocess")
         return self.image_encoder.tower.preprocess
 
     @property
     def random_places(self) -> bool:
-        """Whether sentences are shifted at random in training, so that their batches need `chances`."""
+        """Whether texts are shifted at random in training, so that their batches need `chances`."""
         return self.text_encoder.alignment == "shift"
 
     def encode_images(self, images: ImageBatch) -> Codes:
@@ -85,7 +288,7 @@ def _unit(codes: Codes) -> Codes:
 
 
 class PixelPath(nn.Module):
-    """Image tower, average over its grid, head; measured with `flip_test`, the mean over picture and mirror image."""
+    """Image tower, average over its grid, head; measured with `flip_test`, the mean over image and mirror image."""
 
     image_input: Literal["pixels"] = "pixels"
 
@@ -130,8 +333,8 @@ class FeaturePath(nn.Module):
 class TextPath(nn.Module):
     """Words at their places, text CNN, head.
 
-    `alignment` "shift" puts a sentence anywhere in training (position shift), "left" always at the beginning. Measured
-    sentences stand at the beginning, or with `test_positions` "all" their features are averaged over all shifts.
+    `alignment` "shift" puts a text anywhere in training (position shift), "left" always at the beginning. Measured
+    texts stand at the beginning, or with `test_positions` "all" their features are averaged over all shifts.
     """
 
     def __init__(
@@ -145,7 +348,7 @@ class TextPath(nn.Module):
         self.test_positions = test_positions
 
     def forward(self, texts: TextBatch) -> Tensor:
-        """n sentences -> (n, d)."""
+        """n texts -> (n, d)."""
         if not self.training and self.test_positions == "all":
             return self._every_shift(texts)
         return self._encode(texts.tokens, texts.lengths, self._starts(texts))
@@ -155,7 +358,7 @@ class TextPath(nn.Module):
             return torch.zeros_like(texts.lengths)
         if texts.chances is None:
             raise ValueError(
-                "position shift places a sentence by its random number, and this TextBatch has none: set chances, "
+                "position shift places a text by its random number, and this TextBatch has none: set chances, "
                 "(n,) in [0, 1), or encode in evaluation mode"
             )
         return random_starts(texts.chances, texts.lengths, self.length)
@@ -169,7 +372,7 @@ class TextPath(nn.Module):
             self._encode(texts.tokens[row], texts.lengths[row], start)
             for row, start in zip(rows.split(BLOCK), starts.split(BLOCK), strict=True)
         ]
-        features = torch.cat(parts)  # (shifts of all sentences, d)
+        features = torch.cat(parts)  # (shifts of all texts, d)
         sums = features.new_zeros(len(texts), features.shape[1]).index_add_(0, rows, features)  # (n, d)
         return sums / shift_counts(texts.lengths, self.length)[:, None]
 
@@ -197,8 +400,8 @@ def build_dual_path(
     """Dual-Path on pixels through `tower`, or on features of `image_dim` channels where none is named.
 
     The defaults are the paper's. The released code is `text_layout="released", text_pooling="max", head="released",
-    test_positions="all"`. `view="squeeze"` measures on the whole picture instead of its central square (people are
-    taller than wide); `flip_test=False` where sentences say left and right. `image_hidden` left out: 2,048, or the
+    test_positions="all"`. `view="squeeze"` measures on the whole image instead of its central square (people are
+    taller than wide); `flip_test=False` where texts say left and right. `image_hidden` left out: 2,048, or the
     channels of the tower where these are more (VGG's 4,096).
     """
     for argument, value, choices in (
@@ -212,7 +415,7 @@ def build_dual_path(
         if value not in choices:
             raise RecipeError(f"matcher 'dual-path': {argument} cannot be {value!r}; {suggest(str(value), choices)}")
     if alignment == "left" and test_positions == "all":
-        raise RecipeError("matcher 'dual-path': test_positions 'all' is for sentences that were shifted in training")
+        raise RecipeError("matcher 'dual-path': test_positions 'all' is for texts that were shifted in training")
     if length < 1:
         raise RecipeError(f"matcher 'dual-path': length must be 1 or more, got {length}")
     cnn = ResidualTextCNN(vocabulary_size, word_dim, text_layout, text_width, text_pooling)  # type: ignore[arg-type]

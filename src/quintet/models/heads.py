@@ -1,4 +1,4 @@
-"""Two small heads over a frozen image tower and a frozen sentence encoder: the matcher that Quintet ships.
+"""Two small heads over a frozen image tower and a frozen text encoder: the matcher that Quintet ships.
 
 Of none of the five papers; a baseline that they have to beat, and a search that works on the day it is installed.
 """
@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from quintet.backbones.onnx_text import OnnxText
+from quintet.backbones.text_encoder import pretrained_text
 from quintet.codes import Codes
 from quintet.data.batches import ImageBatch, TextBatch
 from quintet.errors import RecipeError
 from quintet.layers.normalize import l2norm
 from quintet.layers.pooling import masked_mean
-from quintet.models.pretrained_text import pretrained_text
 from quintet.scores.embedding import dot_score_pairs, dot_scores
 
 MINILM = "minilm-int8"
@@ -95,7 +95,7 @@ def build_heads(
     """Two heads over frozen towers.
 
     - `text`: "minilm-int8" (see `OnnxText`), or "hf:FOLDER" or "hf:HUB_NAME" for a frozen BERT-like encoder.
-    - `dropout` is the picture's; sentences take less, having far fewer channels to lose.
+    - `dropout` is the image's; texts take less, having far fewer channels to lose.
     """
     if text == MINILM:
         encoder: Any = OnnxText()

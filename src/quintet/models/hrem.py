@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from quintet.backbones.text_encoder import SmallText
+from quintet.backbones.text_encoder import SmallText, pretrained_text
 from quintet.codes import Codes
 from quintet.data.batches import ImageBatch, TextBatch
 from quintet.errors import RecipeError
@@ -19,7 +19,6 @@ from quintet.layers.normalize import HALF, l2norm
 from quintet.layers.regions import RegionProjection
 from quintet.layers.text import BiGRUEncoder
 from quintet.models.fragments import check_choice
-from quintet.models.pretrained_text import pretrained_text
 from quintet.scores.embedding import dot_score_pairs, dot_scores
 
 Projection = Literal["linear", "mlp"]

@@ -22,15 +22,15 @@ class Matcher(Protocol):
     image_input: Literal["fragments", "pixels"]  # what `encode_images` wants in its batch
 
     def encode_images(self, images: ImageBatch) -> Codes:
-        """n pictures -> what the matcher keeps of them."""
+        """n images -> what the matcher keeps of them."""
         ...
 
     def encode_texts(self, texts: TextBatch) -> Codes:
-        """n sentences -> likewise."""
+        """n texts -> likewise."""
         ...
 
     def score(self, image_codes: Codes, text_codes: Codes) -> Tensor:
-        """(n_images, n_texts): every picture against every sentence."""
+        """(n_images, n_texts): every image against every text."""
         ...
 
     def score_pairs(self, image_codes: Codes, text_codes: Codes) -> Tensor:

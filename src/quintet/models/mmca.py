@@ -1,6 +1,6 @@
 """MMCA: regions and words are related within themselves and, stacked, with each other; two scores are added.
 
-Wei, Zhang, Li, Zhang, Wu: Multi-Modality Cross Attention Network for Image and Sentence Matching, CVPR 2020.
+Wei, Zhang, Li, Zhang, Wu: Multi-Modality Cross Attention Network for Image and Text Matching, CVPR 2020.
 """
 
 from __future__ import annotations
@@ -9,23 +9,20 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from quintet.backbones.text_encoder import SmallText
+from quintet.backbones.text_encoder import SmallText, pretrained_text
 from quintet.codes import Codes
 from quintet.data.batches import ImageBatch, TextBatch
 from quintet.errors import RecipeError
 from quintet.layers.normalize import HALF, l2norm
 from quintet.layers.pooling import masked_mean
 from quintet.layers.regions import RegionProjection
-from quintet.layers.text_cnn import SentenceNorm, TextCNN
+from quintet.layers.text_cnn import TextCNN, TextNorm
 from quintet.layers.transformer_unit import Activation, Scale, TransformerUnit
 from quintet.models.fragments import check_choice
-from quintet.models.pretrained_text import pretrained_text
+from quintet.scores.attention import Precision
 from quintet.scores.attention_map import AttentionMap
 from quintet.scores.embedding import dot_score_pairs, dot_scores
-from quintet.scores.gram import Precision
-from quintet.scores.joint_attention import JointScorer
-from quintet.scores.joint_map import joint_attention_map
-from quintet.scores.joint_tokens import joint_tokens
+from quintet.scores.joint_attention import JointScorer, joint_attention_map, joint_tokens
 
 SentenceCNN = Literal["encoder", "projected", "shared"]
 Windows = Literal["overrun", "inside"]
@@ -119,7 +116,7 @@ class MMCA(nn.Module):
         return dot_scores(image_codes, text_codes)
 
     def attention(self, image_code: Codes, text_code: Codes) -> AttentionMap:
-        """How each word of a sentence shares its look at the regions of a picture, mean over the heads."""
+        """How each word of a text shares its look at the regions of an image, mean over the heads."""
         if self.cross is None:
             raise RecipeError("this MMCA was made without its cross-attention module, so there is no attention to show")
         return joint_attention_map(image_code, text_code, self.cross.unit)
@@ -157,7 +154,7 @@ def build_mmca(
     sentence_cnn: SentenceCNN = "encoder",
     filters: int = 256,
     windows: Windows = "overrun",
-    sentence_norm: SentenceNorm = "l2",
+    sentence_norm: TextNorm = "l2",
     scale: Scale = "sqrt_dk",
     ffn_dim: int | None = None,
     activation: Activation = "relu",
@@ -179,7 +176,7 @@ def build_mmca(
     - `project_words`: a linear map of the encoder's outputs to `embed_dim`; False needs an encoder of that width.
     - `sentence_cnn`: the CNN of c0 reads the "encoder"'s outputs or the "projected" ones, with weights of its own, or
       is the one of c1 ("shared").
-    - `windows`: CNN windows may "overrun" the last word, or lie "inside" the sentence; `filters` for each width.
+    - `windows`: CNN windows may "overrun" the last word, or lie "inside" the text; `filters` for each width.
     - `sentence_norm`: what stands before the unit length of c0 and c1: nothing ("l2") or "layernorm" (Eq. 7).
     - `scale`, `ffn_dim`, `activation`, `attention_bias`, `dropout`: see `TransformerUnit`; for both units.
     - `image_dropout` hides channels of the regions in training; the paper has none.
@@ -188,14 +185,14 @@ def build_mmca(
 
     >>> import torch
     >>> matcher = build_mmca(image_dim=8, vocabulary_size=10, embed_dim=8, heads=2, text_dim=4, filters=6).eval()
-    >>> pictures = matcher.encode_images(ImageBatch(fragments=torch.randn(2, 5, 8)))
-    >>> sentences = matcher.encode_texts(TextBatch.from_ids([[1, 5, 2], [1, 2], [3]]))
-    >>> matcher.score(pictures, sentences).shape, matcher.score_embeddings(pictures, sentences).shape
+    >>> images = matcher.encode_images(ImageBatch(fragments=torch.randn(2, 5, 8)))
+    >>> texts = matcher.encode_texts(TextBatch.from_ids([[1, 5, 2], [1, 2], [3]]))
+    >>> matcher.score(images, texts).shape, matcher.score_embeddings(images, texts).shape
     (torch.Size([2, 3]), torch.Size([2, 3]))
     """
     check_choice("sentence_cnn", sentence_cnn, SentenceCNN)
     check_choice("windows", windows, Windows)
-    check_choice("sentence_norm", sentence_norm, SentenceNorm)
+    check_choice("sentence_norm", sentence_norm, TextNorm)
     check_choice("scale", scale, Scale)
     check_choice("activation", activation, Activation)
     check_choice("precision", precision, Precision)

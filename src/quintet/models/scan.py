@@ -14,11 +14,10 @@ from quintet.data.batches import ImageBatch, TextBatch
 from quintet.layers.regions import RegionProjection
 from quintet.layers.text import BiGRUEncoder
 from quintet.models.fragments import check_choice, encode_regions, encode_words
-from quintet.scores.attention import Aggregation, Norm
+from quintet.scores.attention import Aggregation, Norm, Precision
 from quintet.scores.attention_map import AttentionMap, attention_map
 from quintet.scores.cross_attention import Direction, scan_scores
 from quintet.scores.engine import Engine
-from quintet.scores.gram import Precision
 
 
 class SCAN(nn.Module):
@@ -66,7 +65,7 @@ class SCAN(nn.Module):
         return self._score(image_codes, text_codes, paired=True)
 
     def attention(self, image_code: Codes, text_code: Codes) -> AttentionMap:
-        """Word-region weights of one picture and one sentence, with the regions' boxes."""
+        """Word-region weights of one image and one text, with the regions' boxes."""
         return attention_map(image_code, text_code, direction=self.direction, **self.attends)
 
     def _score(self, image_codes: Codes, text_codes: Codes, paired: bool) -> Tensor:
@@ -101,9 +100,9 @@ def build_scan(
 
     >>> import torch
     >>> matcher = build_scan(image_dim=8, vocabulary_size=10, embed_dim=4, word_dim=4)
-    >>> pictures = matcher.encode_images(ImageBatch(fragments=torch.randn(2, 5, 8)))
-    >>> sentences = matcher.encode_texts(TextBatch.from_ids([[1, 5, 2], [1, 2], [3]]))
-    >>> matcher.score(pictures, sentences).shape
+    >>> images = matcher.encode_images(ImageBatch(fragments=torch.randn(2, 5, 8)))
+    >>> texts = matcher.encode_texts(TextBatch.from_ids([[1, 5, 2], [1, 2], [3]]))
+    >>> matcher.score(images, texts).shape
     torch.Size([2, 3])
     """
     check_choice("direction", direction, Direction)

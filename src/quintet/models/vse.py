@@ -1,4 +1,4 @@
-"""VSE++ and, with its pooling, VSE-infinity: one vector a picture, one vector a sentence, their cosine.
+"""VSE++ and, with its pooling, VSE-infinity: one vector an image, one vector a text, their cosine.
 
 Faghri, Fleet, Kiros, Fidler: VSE++: Improving Visual-Semantic Embeddings with Hard Negatives, BMVC 2018.
 Chen, Hu, Wu, Jiang, Wang: Learning the Best Pooling Strategy for Visual Semantic Embedding, CVPR 2021 (GPO).
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from quintet.backbones import create_tower
-from quintet.backbones.text_encoder import HuggingFaceText
+from quintet.backbones.text_encoder import HuggingFaceText, pretrained_text
 from quintet.backbones.tower import is_trained
 from quintet.codes import Codes
 from quintet.data.batches import ImageBatch, TextBatch
@@ -22,7 +22,6 @@ from quintet.layers.normalize import HALF, l2norm
 from quintet.layers.pooling import create_pooling
 from quintet.layers.regions import ChannelDropout, RegionProjection
 from quintet.layers.text import BiGRUEncoder, LastStateGRU
-from quintet.models.pretrained_text import pretrained_text
 from quintet.scores.embedding import dot_score_pairs, dot_scores
 
 POOLINGS = ("mean", "max", "gpo")
@@ -55,7 +54,7 @@ class VSE(nn.Module):
 
     @property
     def preprocess(self) -> Any:
-        """How pictures become pixels: the image tower's own way. Only matchers of pixels have it."""
+        """How images become pixels: the image tower's own way. Only matchers of pixels have it."""
         if self.image_input != "pixels":
             raise AttributeError("a matcher of features takes no pixels, so it has no preprocess")
         return self.image_encoder.tower.preprocess  # type: ignore[union-attr]

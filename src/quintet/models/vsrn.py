@@ -1,4 +1,4 @@
-"""VSRN: regions reason about their relations, then are read in order into one vector for the picture.
+"""VSRN: regions reason about their relations, then are read in order into one vector for the image.
 
 Li, Zhang, Li, Li, Fu: Visual Semantic Reasoning for Image-Text Matching, ICCV 2019.
 """
@@ -13,12 +13,81 @@ from torch import Tensor, nn
 from quintet.codes import Codes
 from quintet.data.batches import ImageBatch, TextBatch
 from quintet.errors import RecipeError, suggest
-from quintet.layers.graph import RegionRelation
-from quintet.layers.gru_memory import remember
+from quintet.layers.batchnorm import masked_batchnorm
 from quintet.layers.normalize import HALF, l2norm
 from quintet.layers.regions import RegionProjection
 from quintet.layers.text import LastStateGRU
 from quintet.scores.embedding import dot_score_pairs, dot_scores
+
+
+class RegionRelation(nn.Module):
+    """One residual block of graph convolution over all pairs of regions (VSRN Eq. 2 and 3).
+
+        R = theta(V) phi(V)^T / N          affinity of every pair of regions, no softmax
+        V* = BatchNorm(project(R g(V))) + V
+
+    N is the number of real regions of an image: padded ones neither give nor take, and stay out of the statistics of
+    the normalisation. That starts with gain and bias 0, so that a new block leaves the regions as they are.
+
+    >>> block = RegionRelation(4)
+    >>> regions = torch.randn(2, 3, 4)
+    >>> torch.equal(block(regions), regions)
+    True
+    """
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.g = nn.Linear(dim, dim)
+        self.theta = nn.Linear(dim, dim)
+        self.phi = nn.Linear(dim, dim)
+        self.project = nn.Linear(dim, dim)
+        self.norm = nn.BatchNorm1d(dim)
+        nn.init.zeros_(self.norm.weight)
+        nn.init.zeros_(self.norm.bias)
+
+    def forward(self, regions: Tensor, mask: Tensor | None = None) -> Tensor:
+        """(n, L, d) and a mask (n, L), True where a region is real -> (n, L, d), padded regions zero."""
+        values = self.g(regions)  # (n, L, d)
+        counts = torch.full((len(regions), 1, 1), regions.shape[1], device=regions.device)
+        if mask is not None:
+            values = values * mask[..., None]
+            counts = mask.sum(dim=1).clamp(min=1)[:, None, None]  # (n, 1, 1)
+        affinity = self.theta(regions) @ self.phi(regions).transpose(1, 2) / counts  # (n, L, L)
+        change = self._normalise(self.project(affinity @ values), mask)  # (n, L, d)
+        related = regions + change
+        return related if mask is None else related * mask[..., None]
+
+    def _normalise(self, regions: Tensor, mask: Tensor | None) -> Tensor:
+        if mask is None or not self.training:  # kept statistics are those of real regions already
+            return self.norm(regions.flatten(0, 1)).view_as(regions)  # (n, L, d)
+        return masked_batchnorm(self.norm, regions, mask)
+
+
+def remember(gru: nn.GRU, places: int) -> None:
+    """Start a GRU with a memory of 2 to `places` places, evenly spread over its channels.
+
+    A state is moved on as h = (1 - z) n + z h, so with an update gate of z it remembers 1 / (1 - z) places. torch
+    starts at z = 1/2: a last state then holds the last two places and hardly any of the others, and thousands of small
+    steps must pass before the gates' biases have moved far enough to read a whole sequence. Here they start at
+    log(m - 1), for which 1 / (1 - z) = m (Tallec, Ollivier: Can recurrent neural networks warp time?, ICLR 2018, who
+    draw m at random).
+
+    >>> gru = nn.GRU(3, 2)
+    >>> remember(gru, places=10)
+    >>> (1 / (1 - gru.bias_ih_l0[2:4].sigmoid())).round(decimals=4).tolist()
+    [2.0, 10.0]
+    """
+    if places < 2:
+        raise ValueError(f"a GRU remembers at least 2 places, got {places}")
+    update = slice(gru.hidden_size, 2 * gru.hidden_size)  # torch keeps the gates as reset, update, new
+    spans = torch.linspace(2, places, gru.hidden_size)
+    with torch.no_grad():
+        for name, parameter in gru.named_parameters():
+            if name.startswith("bias_ih"):
+                parameter[update] = (spans - 1).log()
+            elif name.startswith("bias_hh"):
+                parameter[update] = 0
+
 
 NormaliseOver = Literal["channels", "regions"]
 
@@ -80,8 +149,8 @@ class VSRNImageEncoder(nn.Module):
 class VSRN(nn.Module):
     """An embedding matcher: the score of a pair is the cosine of its two vectors.
 
-    In training the Codes of pictures also carry the reasoned regions as `fragments`: the caption generator, a part of
-    the objective, reads them. In evaluation they are left out, so that an index holds one vector a picture.
+    In training the Codes of images also carry the reasoned regions as `fragments`: the caption generator, a part of
+    the objective, reads them. In evaluation they are left out, so that an index holds one vector an image.
     """
 
     image_input: Literal["fragments", "pixels"] = "fragments"
@@ -128,11 +197,11 @@ def build_vsrn(
 ) -> VSRN:
     """VSRN in one of its two published variants, or between them.
 
-    - `variant`: "f30k" takes the projected regions as they are and normalises the picture's vector over the batch;
+    - `variant`: "f30k" takes the projected regions as they are and normalises the image's vector over the batch;
       "coco" makes the projected regions unit length first and has no such normalisation.
     - `normalise_input`, `final_batchnorm`: either of the two by itself, instead of what the variant says.
     - `normalise_over`: "channels" makes every region a unit vector, as the paper says; "regions" divides every channel
-      by its length over the regions of the picture, as the released code does (needed for its checkpoints).
+      by its length over the regions of the image, as the released code does (needed for its checkpoints).
     - `dropout` hides channels of word embeddings in training, `image_dropout` those of regions; the paper has neither.
     - `region_memory`, `word_memory`: how many places the GRU over the regions, and the one over the words, remembers
       before it has learned anything (`layers.gru_memory`). Left out, as in the released code, it is two.

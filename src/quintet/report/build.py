@@ -16,7 +16,7 @@ from quintet.report.page import STYLE, metrics_table_html
 from quintet.report.sections import PARTS, Section
 
 PRIVATE = (
-    '<p class="banner" role="note">This page shows pictures and sentences of the corpus. It is for your own eyes: look '
+    '<p class="banner" role="note">This page shows images and texts of the corpus. It is for your own eyes: look '
     "at the corpus's licence before it goes anywhere else.</p>"
 )
 
@@ -45,7 +45,7 @@ def make_report(material: Material, out: Path | str, progress: Callable[[str], N
 def _body(material: Material, sections: list[Section]) -> str:
     split = material.split
     intro = (
-        f"{material.corpus.name}, split {split.name}: {len(split.images):,} pictures, {len(split.texts):,} sentences. "
+        f"{material.corpus.name}, split {split.name}: {len(split.images):,} images, {len(split.texts):,} texts. "
         f"Galleries and failures are of {material.first.label}."
     )
     links = "".join(f'<li><a href="#{one.anchor}">{escape(one.title)}</a></li>' for one in sections)

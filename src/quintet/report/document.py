@@ -9,7 +9,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from quintet.data.pictures import open_picture
+from quintet.data.images import open_image
 
 THUMBNAIL = 224  # pixels of the longer side
 
@@ -20,21 +20,21 @@ def document(title: str, body: str, style: str) -> str:
 
 
 def thumbnail(path: Path | str) -> str:
-    """A picture file as a data address. Small ones stay PNG, which keeps drawings crisp; photographs become JPEG."""
-    picture = open_picture(path)
-    small = max(picture.size) <= THUMBNAIL
+    """An image file as a data address. Small ones stay PNG, which keeps drawings crisp; photographs become JPEG."""
+    image = open_image(path)
+    small = max(image.size) <= THUMBNAIL
     if not small:
-        picture.thumbnail((THUMBNAIL, THUMBNAIL), Image.Resampling.LANCZOS)
-    return picture_address(picture, "PNG" if small else "JPEG")
+        image.thumbnail((THUMBNAIL, THUMBNAIL), Image.Resampling.LANCZOS)
+    return image_address(image, "PNG" if small else "JPEG")
 
 
-def picture_address(picture: Image.Image, form: str = "JPEG") -> str:
+def image_address(image: Image.Image, form: str = "JPEG") -> str:
     """
-    >>> picture_address(Image.new("RGB", (1, 1)), "PNG")[:22]
+    >>> image_address(Image.new("RGB", (1, 1)), "PNG")[:22]
     'data:image/png;base64,'
     """
     buffer = io.BytesIO()
-    picture.save(buffer, format=form, **({"quality": 85} if form == "JPEG" else {"optimize": True}))
+    image.save(buffer, format=form, **({"quality": 85} if form == "JPEG" else {"optimize": True}))
     return data_address(f"image/{form.lower()}", buffer.getvalue())
 
 

@@ -1,4 +1,4 @@
-"""Galleries as HTML. Without photographs neither pictures nor sentences are shown, only their ids."""
+"""Galleries as HTML. Without photographs neither images nor texts are shown, only their ids."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from quintet.report.retrievals import Candidate, Retrieval
 
 
 class Showing:
-    """How pictures and sentences of a split appear on the page."""
+    """How images and texts of a split appear on the page."""
 
     def __init__(self, corpus: Corpus, split: Split, photographs: bool) -> None:
         self.corpus, self.split, self.photographs = corpus, split, photographs
@@ -21,9 +21,9 @@ class Showing:
     def image(self, row: int) -> str:
         image = self.split.images[row]
         if not self.photographs or image.path is None:
-            return f'<span class="stand-in">picture {escape(image.id)}</span>'
+            return f'<span class="stand-in">image {escape(image.id)}</span>'
         address = thumbnail(Path(self.corpus.root) / image.path)
-        return f'<img src="{address}" alt="picture {escape(image.id)}">'
+        return f'<img src="{address}" alt="image {escape(image.id)}">'
 
     def text(self, row: int) -> str:
         text = self.split.texts[row]
@@ -61,7 +61,7 @@ def _facts(candidate: Candidate) -> str:
 
 def galleries_html(found: Sequence[Retrieval], showing: Showing) -> str:
     parts = []
-    for way, words in (("t2i", "From sentence to pictures"), ("i2t", "From picture to sentences")):
+    for way, words in (("t2i", "From text to images"), ("i2t", "From image to texts")):
         of_way = [retrieval for retrieval in found if retrieval.way == way]
         if of_way:
             parts.append(f"<h3>{words}</h3>" + "\n".join(retrieval_html(one, showing) for one in of_way))

@@ -33,7 +33,7 @@ class Settings:
     """What a report shows."""
 
     title: str = "Retrieval report"
-    photographs: bool = False  # pictures and sentences of the corpus on the page
+    photographs: bool = False  # images and texts of the corpus on the page
     annotations: Path | None = None  # Flickr8k's ExpertAnnotations.txt
     bootstrap: int = 1_000
     examples: int = 6  # queries in each gallery

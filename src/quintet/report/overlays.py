@@ -1,4 +1,4 @@
-"""What each word attends to, drawn on the picture: bright where the weight is, dark elsewhere."""
+"""What each word attends to, drawn on the image: bright where the weight is, dark elsewhere."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from quintet.data.pictures import open_picture
+from quintet.data.images import open_image
 from quintet.errors import QuintetError
 from quintet.report.analysis.subject import Subject
-from quintet.report.document import picture_address
+from quintet.report.document import image_address
 
 SIZE = 168  # pixels of the longer side
 DARKEST = 0.25  # of the brightness, where nothing is attended to
-PLAIN = (210, 210, 205)  # stands for a picture that is not shown
-WORDS = 12  # of a sentence
+PLAIN = (210, 210, 205)  # stands for an image that is not shown
+WORDS = 12  # of a text
 
 
 @dataclass(frozen=True)
 class Overlay:
-    word: str | None  # None: sentences are not shown
+    word: str | None  # None: texts are not shown
     address: str  # the drawing, as a data address
 
 
@@ -34,7 +34,7 @@ def draw_overlays(subject: Subject, image: int, text: int, photographs: bool) ->
     images, texts = subject.member.image_codes[image], subject.member.text_codes[text]
     found = subject.run.matcher.attention(images.to(subject.device), texts.to(subject.device))
     if found.boxes is None:
-        raise QuintetError("the regions of these pictures have no boxes, so attention cannot be drawn")
+        raise QuintetError("the regions of these images have no boxes, so attention cannot be drawn")
     tokenizer = subject.run.tokenizer
     if tokenizer is None:
         raise QuintetError(f"run {subject.run.folder} has no tokenizer, so its words have no names")
@@ -45,21 +45,21 @@ def draw_overlays(subject: Subject, image: int, text: int, photographs: bool) ->
     ground = _ground(subject, image) if photographs else Image.new("RGB", (SIZE, SIZE), PLAIN)
     shown = [(word, row) for word, row in zip(words, weights, strict=False) if word is not None]
     return [
-        Overlay(word if photographs else None, picture_address(lit(ground, row, boxes))) for word, row in shown[:WORDS]
+        Overlay(word if photographs else None, image_address(lit(ground, row, boxes))) for word, row in shown[:WORDS]
     ]
 
 
 def _ground(subject: Subject, image: int) -> Image.Image:
     path = subject.split.images[image].path
     if path is None:
-        raise QuintetError(f"corpus {subject.corpus.name!r} has features only: there is no picture to draw on")
-    picture = open_picture(Path(subject.corpus.root) / path)
+        raise QuintetError(f"corpus {subject.corpus.name!r} has features only: there is no image to draw on")
+    picture = open_image(Path(subject.corpus.root) / path)
     picture.thumbnail((SIZE, SIZE), Image.Resampling.LANCZOS)
     return picture
 
 
 def lit(picture: Image.Image, weights: np.ndarray, boxes: np.ndarray) -> Image.Image:
-    """The picture with each region as bright as its weight; where regions overlap, the largest counts.
+    """The image with each region as bright as its weight; where regions overlap, the largest counts.
 
     >>> boxes = np.array([[0.0, 0.0, 0.5, 1.0], [0.5, 0.0, 1.0, 1.0]])
     >>> shown = lit(Image.new("RGB", (4, 2), (200, 200, 200)), np.array([0.9, 0.0]), boxes)

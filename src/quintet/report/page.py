@@ -1,4 +1,4 @@
-"""A small web page with example searches: one file, pictures inside it, nothing fetched from anywhere."""
+"""A small web page with example searches: one file, images inside it, nothing fetched from anywhere."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class QueryResult:
 def write_search_page(
     path: Path | str, title: str, queries: Sequence[QueryResult], *, intro: str = "", above: str = ""
 ) -> None:
-    """Write a self-contained page of searches with their best pictures.
+    """Write a self-contained page of searches with their best images.
 
     `title`, `intro`, queries and captions are plain text and are escaped; `above` is HTML that stands before the
     searches, such as `metrics_table_html` makes.
@@ -70,9 +70,9 @@ def _section(result: QueryResult) -> str:
     if not result.hits:
         note = "Nothing was found."
     elif ranks:
-        note = f"The right picture is at rank {ranks[0]}."
+        note = f"The right image is at rank {ranks[0]}."
     else:
-        note = f"The right picture is not among the first {len(result.hits)}."
+        note = f"The right image is not among the first {len(result.hits)}."
     cards = "\n".join(_card(rank, hit) for rank, hit in enumerate(result.hits, 1))
     return f"<section>\n<h2>{escape(result.query)}</h2>\n<p>{note}</p>\n<ol>\n{cards}\n</ol>\n</section>"
 

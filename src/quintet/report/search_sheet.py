@@ -1,4 +1,4 @@
-"""A page of search results: one file, pictures inside it, what matched and why."""
+"""A page of search results: one file, images inside it, what matched and why."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 
 from PIL import Image
 
-from quintet.data.pictures import open_picture
-from quintet.errors import PictureError
+from quintet.data.images import open_image
+from quintet.errors import ImageError
 from quintet.files import write_text
-from quintet.report.document import document, picture_address, thumbnail
+from quintet.report.document import document, image_address, thumbnail
 from quintet.report.overlays import lit
 from quintet.report.page import STYLE
 from quintet.search.explain import Explanation
@@ -22,19 +22,19 @@ OVERLAY = 168  # pixels of the longer side of a drawing
 
 @dataclass(frozen=True)
 class Result:
-    """One found picture or sentence."""
+    """One found image or text."""
 
     score: float
-    picture: Path | None  # None: a sentence, or a picture that is gone
+    image: Path | None  # None: a text, or an image that is gone
     caption: str
     explanation: Explanation | None = None
 
 
 @dataclass(frozen=True)
 class Answers:
-    query: str  # the sentence, or the name of the picture that was asked with
+    query: str  # the text, or the name of the image that was asked with
     results: Sequence[Result]  # best first
-    picture: Path | None = None  # that was asked with
+    image: Path | None = None  # that was asked with
 
 
 def write_search_sheet(path: Path, answers: Sequence[Answers]) -> None:
@@ -43,42 +43,40 @@ def write_search_sheet(path: Path, answers: Sequence[Answers]) -> None:
 
 
 def _section(answers: Answers) -> str:
-    asked = (
-        "" if answers.picture is None else f'<p><img class="asked" src="{thumbnail(answers.picture)}" alt="asked"></p>'
-    )
+    asked = "" if answers.image is None else f'<p><img class="asked" src="{thumbnail(answers.image)}" alt="asked"></p>'
     cards = "\n".join(_card(rank, result) for rank, result in enumerate(answers.results, 1))
     found = f"<ol>\n{cards}\n</ol>" if answers.results else "<p>Nothing was found.</p>"
     return f"<section>\n<h2>{escape(answers.query[:300])}</h2>\n{asked}{found}\n</section>"
 
 
 def _card(rank: int, result: Result) -> str:
-    shown, picture = "", result.picture
-    if picture is not None:
+    shown, image = "", result.image
+    if image is not None:
         try:
-            shown = f'<img src="{thumbnail(picture)}" alt="{escape(result.caption)}">'
-        except PictureError as error:  # gone or damaged since it was indexed: the other results are still good
-            shown, picture = f"<p>{escape(str(error))}</p>", None
+            shown = f'<img src="{thumbnail(image)}" alt="{escape(result.caption)}">'
+        except ImageError as error:  # gone or damaged since it was indexed: the other results are still good
+            shown, image = f"<p>{escape(str(error))}</p>", None
     facts = f'<span class="facts"><b>{rank}</b> <span class="score">{result.score:.3f}</span></span>'
-    why = "" if result.explanation is None else _why(result.explanation, picture)
+    why = "" if result.explanation is None else _why(result.explanation, image)
     return (
         f"<li><figure>{shown}<figcaption>{facts}<span>{escape(result.caption)}</span>{why}</figcaption></figure></li>"
     )
 
 
-def _why(explanation: Explanation, picture: Path | None) -> str:
-    """Words as dark as they mattered, and the picture as each of them sees it."""
+def _why(explanation: Explanation, image: Path | None) -> str:
+    """Words as dark as they mattered, and the image as each of them sees it."""
     top = max((abs(word.weight) for word in explanation.words), default=0) or 1
     words = " ".join(
         f'<span style="opacity:{0.35 + 0.65 * max(word.weight, 0) / top:.2f}" title="{word.weight:+.3f}">'
         f"{escape(word.word)}</span>"
         for word in explanation.words
     )
-    if explanation.regions is None or picture is None:
+    if explanation.regions is None or image is None:
         return f'<p class="words">{words}</p>'
-    ground = open_picture(picture)
+    ground = open_image(image)
     ground.thumbnail((OVERLAY, OVERLAY), Image.Resampling.LANCZOS)
     drawn = "".join(
-        f'<figure><img src="{picture_address(lit(ground, region.weights, region.boxes))}" alt="where '
+        f'<figure><img src="{image_address(lit(ground, region.weights, region.boxes))}" alt="where '
         f'{escape(region.word)} looks"><figcaption>{escape(region.word)}</figcaption></figure>'
         for region in explanation.regions
     )

@@ -22,7 +22,7 @@ from quintet.report.page import metrics_table_html
 from quintet.report.results_table import WORDS, results_html
 from quintet.report.retrievals import Retrieval, choose_examples, choose_failures, retrieve
 
-SENTENCES = "words"  # figures whose names start so show whole sentences of the corpus
+TEXTS = "words"  # figures whose names start so show whole texts of the corpus
 OVERLAID = 4  # pairs whose attention is drawn
 
 
@@ -37,7 +37,7 @@ def figures_html(figures: Mapping[str, Any], folder: Path, photographs: bool) ->
     """Figures as files; inside the page their panels, which make room for each other on a phone."""
     parts = []
     for name, figure in figures.items():
-        if name.startswith(SENTENCES) and not photographs:
+        if name.startswith(TEXTS) and not photographs:
             continue
         (path,) = save_figure(figure, folder / name)
         title = escape(figure.get_suptitle())
@@ -75,7 +75,7 @@ def results(material: Material, folder: Path) -> str:
         found = next(iter(material.people.values()))
         parts.append(
             f"<p>tau-c: Kendall's agreement of the scores with {found.judgements:,} expert judgements of "
-            f"{found.pairs:,} pairs ({found.own_excluded} pairs of a picture and its own caption left out, as "
+            f"{found.pairs:,} pairs ({found.own_excluded} pairs of an image and its own caption left out, as "
             "CLIPScore does; CLIPScore publishes 0.512).</p>"
         )
     return "\n".join(filter(None, parts))
@@ -132,7 +132,7 @@ def _galleries(material: Material, rows: Mapping[Any, list[int]]) -> str:
 
 
 _HIDDEN = (
-    '<p class="soft">Pictures and sentences are not shown here; <code>quintet report --photographs</code> shows them, '
+    '<p class="soft">Images and texts are not shown here; <code>quintet report --photographs</code> shows them, '
     "for your own eyes.</p>"
 )
 

@@ -1,4 +1,4 @@
-"""What one sentence and one picture attend to, ready to be drawn."""
+"""What one text and one image attend to, ready to be drawn."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ import torch
 from torch import Tensor
 
 from quintet.codes import Codes
-from quintet.scores.attention import Norm, attention_weights
+from quintet.scores.attention import Focal, Norm, attention_weights, focal_gates, fragment_products, widen
+from quintet.scores.blocks import fragments_of
 from quintet.scores.cross_attention import Direction, check_direction
-from quintet.scores.focal import Focal, focal_gates
-from quintet.scores.gram import fragment_products, widen
-from quintet.scores.sides import fragments_of
 
 
 @dataclass(frozen=True)
@@ -39,10 +37,10 @@ def attention_map(
     relu_slope: float,
     focal: Focal | None = None,
 ) -> AttentionMap:
-    """The attention of one picture and one sentence (Codes of length one each), as their score uses it."""
+    """The attention of one image and one text (Codes of length one each), as their score uses it."""
     check_direction(direction)
     if len(image_code) != 1 or len(text_code) != 1:
-        raise ValueError(f"attention is of one picture and one sentence, got {len(image_code)} and {len(text_code)}")
+        raise ValueError(f"attention is of one image and one text, got {len(image_code)} and {len(text_code)}")
     regions, words = image_code.real()[0], text_code.real()[0]  # (L,) bool each
     image, text = widen(fragments_of(image_code)[:, regions]), widen(fragments_of(text_code)[:, words])
     context, queries = (image, text) if direction == "t2i" else (text, image)

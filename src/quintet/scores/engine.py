@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from quintet.codes import Codes
-from quintet.scores.attention import Norm, attended_cosines, check_norm
-from quintet.scores.focal import Focal
+from quintet.scores.attention import Focal, Norm, attended_cosines, check_norm
 
 Engine = Literal["auto", "torch", "compile", "triton"]
 

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from quintet.evaluation.result import provenance
+from quintet.runs.run import open_run
 from quintet.search.codebook import Codebook
-from quintet.search.coding import PictureCoder, encode_sentences
+from quintet.search.coding import ImageCoder, encode_sentences
 from quintet.search.encoder import Encoder
 from quintet.search.errors import SearchError, StaleIndex
 from quintet.search.found import Sources, numbered
@@ -19,13 +20,12 @@ from quintet.search.items import KINDS, Entry, Item, ItemTable, Kind, Place
 from quintet.search.manifest import Manifest, SegmentRows, describe_run, keep_run, next_generation
 from quintet.search.ownership import check_sources, writing
 from quintet.search.roles import Roles, assign_roles
-from quintet.search.sentences import Sentence, find_sentences
-from quintet.search.sources import find_pictures
+from quintet.search.sources import find_images
 from quintet.search.store_choice import choose_store, try_store
+from quintet.search.texts import IndexedText, find_texts
 from quintet.search.towers import keep_tower
-from quintet.training.run import open_run
 
-Progress = Callable[[int, int], None]  # pictures and sentences done, and in all
+Progress = Callable[[int, int], None]  # images and texts done, and in all
 PRECISIONS = ("bfloat16", "float16", "float32")
 
 
@@ -35,7 +35,7 @@ class BuildReport:
     kept: int
     dropped: int
     unreadable: list[tuple[str, str]] = field(default_factory=list)  # path, why
-    encoded: int = 0  # pictures and sentences whose codes were made now; the codes of the others were there
+    encoded: int = 0  # images and texts whose codes were made now; the codes of the others were there
     generation: int = 0
     seconds: float = 0.0
 
@@ -56,7 +56,7 @@ def build_index(
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> BuildReport:
-    """Index the pictures of `sources` (folders, corpora, tar shards) and the sentences of `texts`.
+    """Index the images of `sources` (folders, corpora, tar shards) and the texts of `texts`.
 
     On an index that exists it adds what is new, drops what is gone and keeps the codes of everything else, moved files
     included. Killed or stopped, it leaves the old index serving, and the next call goes on where it was.
@@ -74,9 +74,9 @@ def build_index(
     with writing(index) as name:
         before = None if overwrite else _before(index, team)
         old = _entries_of(index, before)
-        found = find_pictures(sources, index, split=split, before=_by_path(before, old))
-        sentences = find_sentences(texts, split=split) if texts is not None else []
-        store = choose_store(store, max(len(found.pictures), len(sentences)), name + team.fingerprint)
+        found = find_images(sources, index, split=split, before=_by_path(before, old))
+        sentences = find_texts(texts, split=split) if texts is not None else []
+        store = choose_store(store, max(len(found.images), len(sentences)), name + team.fingerprint)
         if team.roles.first:
             try_store(index, store, team.roles.dim)
         for each, folder in zip(team.encoder.runs, team.folders, strict=True):
@@ -84,16 +84,16 @@ def build_index(
             keep_tower(index / "towers", each.image_input.get("tower"))
 
         books = {kind: Codebook.open(index / "segments", kind, team.fingerprint, precision) for kind in KINDS}
-        count = _Count(len(found.pictures) + len(sentences), progress)
-        coder = PictureCoder(books["image"], team.encoder, batch_size=batch_size, workers=workers)
+        count = _Count(len(found.images) + len(sentences), progress)
+        coder = ImageCoder(books["image"], team.encoder, batch_size=batch_size, workers=workers)
         contents = coder.code(found, _known_contents(found, _by_path(before, old)), count)
         encoded = coder.encoded + encode_sentences(books["text"], team.encoder, sentences, batch_size, count)
         books["image"].compact({content for content in contents if content})
         books["text"].compact({sentence.content for sentence in sentences})
 
         entries: dict[Kind, list[Entry]] = {
-            "image": _picture_entries(found, contents, books["image"]),
-            "text": _sentence_entries(sentences, books["text"]),
+            "image": _image_entries(found, contents, books["image"]),
+            "text": _text_entries(sentences, books["text"]),
         }
         manifest = Manifest(
             generation=next_generation(index),
@@ -131,9 +131,9 @@ def _check(sources: Sequence[Path], texts: Path | None, precision: str, batch_si
     if precision not in PRECISIONS:
         raise SearchError(f"fragments are stored as {', '.join(PRECISIONS)}, not {precision!r}")
     if not sources and texts is None:
-        raise SearchError("there is nothing to index: name pictures, or a file of sentences")
+        raise SearchError("there is nothing to index: name images, or a file of texts")
     if batch_size < 1:
-        raise SearchError(f"a batch has at least one picture, got {batch_size}")
+        raise SearchError(f"a batch has at least one image, got {batch_size}")
 
 
 class _Count:
@@ -193,7 +193,7 @@ def _entries_of(index: Path, manifest: Manifest | None) -> dict[str, Entry]:
 
 
 def _by_path(manifest: Manifest | None, entries: Mapping[str, Entry]) -> dict[tuple[str, str], Entry]:
-    """Pictures by the path of their root and their own."""
+    """Images by the path of their root and their own."""
     return {
         (manifest.roots[entry.item.root].path, entry.item.path): entry
         for entry in entries.values()
@@ -204,28 +204,28 @@ def _by_path(manifest: Manifest | None, entries: Mapping[str, Entry]) -> dict[tu
 def _known_contents(found: Sources, before: Mapping[tuple[str, str], Entry]) -> list[str | None]:
     """Files whose size and time of change are as they were need not be read."""
     known = []
-    for picture in found.pictures:
-        entry = before.get((found.roots[picture.root].path, picture.path))
-        same = entry is not None and picture.file is not None and entry.stamp == picture.stamp
-        known.append(picture.content or (entry.content if entry is not None and same else None))
+    for image in found.images:
+        entry = before.get((found.roots[image.root].path, image.path))
+        same = entry is not None and image.file is not None and entry.stamp == image.stamp
+        known.append(image.content or (entry.content if entry is not None and same else None))
     return known
 
 
-def _picture_entries(found: Sources, contents: Sequence[str | None], book: Codebook) -> list[Entry]:
-    read = [(picture, content) for picture, content in zip(found.pictures, contents, strict=True) if content]
+def _image_entries(found: Sources, contents: Sequence[str | None], book: Codebook) -> list[Entry]:
+    read = [(image, content) for image, content in zip(found.images, contents, strict=True) if content]
     ids = numbered([content for _, content in read])
     segments = _segment_numbers(book, [content for _, content in read])
     entries = []
-    for id_, (picture, content) in zip(ids, read, strict=True):
+    for id_, (image, content) in zip(ids, read, strict=True):
         segment, row = book.places[content]
-        metadata = picture.metadata | book.facts[content]
-        path = None if picture.file is None else picture.path
-        item = Item(id_, "image", path, picture.root, metadata=metadata)
-        entries.append(Entry(item, Place(segments[segment], row), content, picture.stamp))
+        metadata = image.metadata | book.facts[content]
+        path = None if image.file is None else image.path
+        item = Item(id_, "image", path, image.root, metadata=metadata)
+        entries.append(Entry(item, Place(segments[segment], row), content, image.stamp))
     return entries
 
 
-def _sentence_entries(sentences: Sequence[Sentence], book: Codebook) -> list[Entry]:
+def _text_entries(sentences: Sequence[IndexedText], book: Codebook) -> list[Entry]:
     contents = [sentence.content for sentence in sentences]
     segments = _segment_numbers(book, contents)
     entries = []

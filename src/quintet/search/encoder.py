@@ -1,4 +1,4 @@
-"""Pictures and sentences to codes, by the runs of an index: one, or several that search together."""
+"""Images and texts to codes, by the runs of an index: one, or several that search together."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from quintet.codes import Codes
 from quintet.data.batches import ImageBatch
 from quintet.data.tokenizers import Tokenizer, text_batch
 from quintet.errors import QuintetError
+from quintet.features.extractor import FeatureExtractor
+from quintet.runs.devices import pick_device
+from quintet.runs.run import Run, open_run
 from quintet.search.errors import SearchError
 from quintet.search.towers import kept_tower
-from quintet.training.devices import pick_device
-from quintet.training.extractor import FeatureExtractor
-from quintet.training.run import Run, open_run
 
 if TYPE_CHECKING:
-    from PIL.Image import Image as Picture
+    from PIL.Image import Image as PILImage
 
 TEXTS_AT_ONCE = 128
 
 
 class View(Protocol):
-    """How some of the runs look at a picture."""
+    """How some of the runs look at an image."""
 
-    def prepare(self, picture: Picture) -> Tensor:
+    def prepare(self, image: PILImage) -> Tensor:
         """(3, height, width); called in threads."""
         ...
 
     def batch(self, pixels: Tensor, sizes: Sequence[tuple[int, int]]) -> ImageBatch:
-        """(n, 3, height, width) of pictures of these (width, height)."""
+        """(n, 3, height, width) of images of these (width, height)."""
         ...
 
 
@@ -64,7 +64,7 @@ class FeatureView:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A decoded picture as every view wants it."""
+    """A decoded image as every view wants it."""
 
     views: tuple[Tensor, ...]
     size: tuple[int, int]  # width, height
@@ -90,7 +90,7 @@ class Encoder:
         return Encoder([open_run(folder) for folder in folders], device=device, towers=towers)
 
     def _open_views(self, towers: Path | None) -> list[int | QuintetError]:
-        """For each run its view, or why new pictures cannot be shown to it. Runs of the same features share one."""
+        """For each run its view, or why new images cannot be shown to it. Runs of the same features share one."""
         shared: dict[str, int | QuintetError] = {}
         found: list[int | QuintetError] = []
         for run in self.runs:
@@ -109,45 +109,43 @@ class Encoder:
         return found
 
     @property
-    def sees_pictures(self) -> bool:
-        """Whether every run can be shown new pictures."""
+    def sees_images(self) -> bool:
+        """Whether every run can be shown new images."""
         return all(isinstance(view, int) for view in self._view_of)
 
     def require_views(self) -> None:
-        """Raise unless every run can be shown new pictures."""
+        """Raise unless every run can be shown new images."""
         for run, view in zip(self.runs, self._view_of, strict=True):
             if isinstance(view, QuintetError):
-                raise SearchError(f"run {run.name!r} cannot be shown new pictures: {view}")
+                raise SearchError(f"run {run.name!r} cannot be shown new images: {view}")
 
-    def prepare(self, picture: Picture) -> Prepared:
-        return Prepared(tuple(view.prepare(picture) for view in self.views), picture.size)
+    def prepare(self, image: PILImage) -> Prepared:
+        return Prepared(tuple(view.prepare(image) for view in self.views), image.size)
 
-    def encode_pictures(self, pictures: Sequence[Prepared]) -> list[Codes]:
+    def encode_pictures(self, images: Sequence[Prepared]) -> list[Codes]:
         self.require_views()
-        sizes = [picture.size for picture in pictures]
+        sizes = [image.size for image in images]
         batches = [
-            view.batch(torch.stack([picture.views[number] for picture in pictures]), sizes)
+            view.batch(torch.stack([image.views[number] for image in images]), sizes)
             for number, view in enumerate(self.views)
         ]
         return self.encode_batches([batches[view] for view in self._view_of if isinstance(view, int)])
 
     @torch.inference_mode()
     def encode_batches(self, batches: Sequence[ImageBatch]) -> list[Codes]:
-        """From one batch of the same pictures for each run."""
+        """From one batch of the same images for each run."""
         return [
             run.matcher.encode_images(batch.to(self.device)).to("cpu")
             for run, batch in zip(self.runs, batches, strict=True)
         ]
 
     @torch.inference_mode()
-    def encode_texts(self, sentences: Sequence[str]) -> list[Codes]:
+    def encode_texts(self, texts: Sequence[str]) -> list[Codes]:
         found = []
         for run, tokenizer in zip(self.runs, self.tokenizers, strict=True):
             parts = [
-                run.matcher.encode_texts(
-                    text_batch(tokenizer, sentences[start : start + TEXTS_AT_ONCE]).to(self.device)
-                )
-                for start in range(0, len(sentences), TEXTS_AT_ONCE)
+                run.matcher.encode_texts(text_batch(tokenizer, texts[start : start + TEXTS_AT_ONCE]).to(self.device))
+                for start in range(0, len(texts), TEXTS_AT_ONCE)
             ]
             found.append(Codes.cat([part.to("cpu") for part in parts]))
         return found
@@ -161,7 +159,7 @@ class Encoder:
 def _tokenizer(run: Run) -> Tokenizer:
     if run.tokenizer is None:
         raise SearchError(
-            f"run {run.folder} has no tokenizer, so sentences mean nothing to it; "
+            f"run {run.folder} has no tokenizer, so texts mean nothing to it; "
             "give `quintet convert` its vocabulary with --vocab"
         )
     return run.tokenizer

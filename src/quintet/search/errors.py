@@ -14,7 +14,7 @@ class EmptyQuery(SearchError):  # noqa: N818 (what happened, not "an error")
 
 
 class QueryTooLong(SearchError):  # noqa: N818 (what happened, not "an error")
-    """A query far longer than a sentence."""
+    """A query far longer than a text."""
 
 
 class UnknownWords(SearchError):  # noqa: N818 (what happened, not "an error")
@@ -25,8 +25,8 @@ class UnknownItem(SearchError):  # noqa: N818 (what happened, not "an error")
     """The index has no item of this id."""
 
 
-class MissingPicture(SearchError):  # noqa: N818 (what happened, not "an error")
-    """The picture file of an item is gone, or lies outside the indexed folders."""
+class MissingImage(SearchError):  # noqa: N818 (what happened, not "an error")
+    """The image file of an item is gone, or lies outside the indexed folders."""
 
 
 class StaleIndex(SearchError):  # noqa: N818 (what happened, not "an error")

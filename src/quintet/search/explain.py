@@ -26,7 +26,7 @@ class WordWeight:
 
 @dataclass(frozen=True)
 class RegionWeights:
-    """Where in the picture a word looks."""
+    """Where in the image a word looks."""
 
     word: str
     boxes: np.ndarray  # (n, 4) left, top, right, bottom in 0..1

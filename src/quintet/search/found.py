@@ -15,7 +15,7 @@ from quintet.search.stores import Scalar
 
 @dataclass(frozen=True)
 class Found:
-    """A picture of a source."""
+    """An image of a source."""
 
     root: int
     path: str  # relative to the root, with forward slashes; of a shard's member "shard.tar/name.jpg"
@@ -29,7 +29,7 @@ class Found:
 @dataclass
 class Sources:
     roots: list[Root] = field(default_factory=list)
-    pictures: list[Found] = field(default_factory=list)
+    images: list[Found] = field(default_factory=list)
     corpora: dict[int, Corpus] = field(default_factory=dict)  # by root
     unreadable: list[tuple[str, str]] = field(default_factory=list)  # path, why
 
@@ -44,7 +44,7 @@ def file_stamp(facts: os.stat_result) -> str:
 
 
 def content_of(data: bytes) -> str:
-    """The checksum by which a picture is known, wherever it lies."""
+    """The checksum by which an image is known, wherever it lies."""
     return hashlib.sha256(data).hexdigest()[:32]
 
 

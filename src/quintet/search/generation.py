@@ -134,12 +134,12 @@ def _sync(folder: Path) -> None:
                 os.fsync(file.fileno())
 
 
-def tidy(index: Path, manifest: Manifest, pictures: Sequence[Entry]) -> None:
+def tidy(index: Path, manifest: Manifest, images: Sequence[Entry]) -> None:
     """Remove what no generation needs any more. Readers of the old generation keep the files they have open."""
     runs = {run.weights for run in manifest.runs}
     used = {manifest.folder(index).name, *runs, *(_tower_of(index / "runs" / run) for run in runs)}
     used |= {part.name for parts in manifest.segments.values() for part in parts}
-    remove_unused(index, used, {entry.content for entry in pictures})
+    remove_unused(index, used, {entry.content for entry in images})
 
 
 def _tower_of(run: Path) -> str:

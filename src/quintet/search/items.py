@@ -1,4 +1,4 @@
-"""What an index is about: pictures and sentences, kept in one SQLite file per generation that is never changed."""
+"""What an index is about: images and texts, kept in one SQLite file per generation that is never changed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from quintet.search.stores import Scalar
 
 Kind = Literal["image", "text"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-LONGEST = 1_000  # characters of a sentence that filters see
+LONGEST = 1_000  # characters of a text that filters see
 AT_ONCE = 10_000  # ids in one statement; SQLite allows some 32,000
 
 _SCHEMA = """
@@ -30,13 +30,13 @@ _COLUMNS = "id, kind, root, path, text, metadata, content, stamp, segment, row"
 
 @dataclass(frozen=True)
 class Item:
-    """A picture or a sentence of an index. Its id comes from its content, so a file that moves keeps it."""
+    """An image or a text of an index. Its id comes from its content, so a file that moves keeps it."""
 
     id: str
     kind: Kind
-    path: str | None = None  # of a picture, relative to its root
+    path: str | None = None  # of an image, relative to its root
     root: int | None = None  # which of the index's roots
-    text: str | None = None  # of a sentence
+    text: str | None = None  # of a text
     metadata: dict[str, Scalar] = field(default_factory=dict)
 
     def facts(self) -> dict[str, Scalar]:
@@ -66,7 +66,7 @@ class Entry:
 
     item: Item
     place: Place
-    content: str  # checksum of the picture file or of the sentence
+    content: str  # checksum of the image file or of the text
     stamp: str  # size and time of change of the file when it was read; the same stamp, the same content
 
 

@@ -4,7 +4,7 @@ index.json        what the index is now; replaced last, so that a kill at any mo
 generation-N/     items.sqlite, and the store of each kind where the store is a folder of ours
 segments/         the codes (see `quintet.search.segments`); generations share them
 runs/, towers/    the weights of the runs and of the image towers they see through: the index needs nothing else
-pictures/         pictures that were in tar shards, unpacked
+images/         images that were in tar shards, unpacked
 lock              held while the index is written; readers never wait. It says whose it is, and the index's name in
                   engines
 
@@ -23,9 +23,9 @@ from typing import Any, Literal
 import quintet
 from quintet.errors import QuintetError
 from quintet.files import read_json, write_json
+from quintet.runs.run import FORMAT as RUN_FORMAT
+from quintet.runs.run import Run, locate, read_head
 from quintet.search.errors import SearchError, StaleIndex
-from quintet.training.run import FORMAT as RUN_FORMAT
-from quintet.training.run import Run, locate, read_head
 
 FORMAT, VERSION = "quintet-index", 2
 RootKind = Literal["folder", "corpus", "shards"]
@@ -33,7 +33,7 @@ RootKind = Literal["folder", "corpus", "shards"]
 
 @dataclass(frozen=True)
 class Root:
-    """A folder that was indexed: no picture outside of one is ever given out."""
+    """A folder that was indexed: no image outside of one is ever given out."""
 
     kind: RootKind
     path: str  # absolute
@@ -65,7 +65,7 @@ class Manifest:
     segments: dict[str, tuple[SegmentRows, ...]]
     counts: dict[str, int]
     roots: tuple[Root, ...]
-    texts: str | None = None  # where indexed sentences came from
+    texts: str | None = None  # where indexed texts came from
     made: dict[str, Any] = field(default_factory=dict)  # command, time and versions
 
     def folder(self, index: Path) -> Path:
@@ -81,7 +81,7 @@ class Manifest:
         if not path.is_file():
             raise SearchError(
                 f"{index} is not an index, or its first build has not finished (no index.json); "
-                f"`quintet index RUN PICTURES -o {index}` makes or finishes it"
+                f"`quintet index RUN IMAGES -o {index}` makes or finishes it"
             )
         try:
             head = read_json(path)

@@ -1,4 +1,4 @@
-"""What is known of a picture besides its pixels: size and date from the file, all else from a JSON file beside it."""
+"""What is known of an image besides its pixels: size and date from the file, all else from a JSON file beside it."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ LONGEST = 1_000  # characters of a value; a filter needs no more
 _DATES = (ExifTags.Base.DateTimeOriginal, ExifTags.Base.DateTimeDigitized, ExifTags.Base.DateTime)
 
 
-def picture_facts(size: tuple[int, int], exif: Exif) -> dict[str, Scalar]:
-    """Fields from the picture itself; `date`, `time` and `year` only where its EXIF says when it was taken."""
+def image_facts(size: tuple[int, int], exif: Exif) -> dict[str, Scalar]:
+    """Fields from the image itself; `date`, `time` and `year` only where its EXIF says when it was taken."""
     facts: dict[str, Scalar] = {"width": size[0], "height": size[1]}
     taken = exif_date(exif)
     if taken is not None:
@@ -33,7 +33,7 @@ def picture_facts(size: tuple[int, int], exif: Exif) -> dict[str, Scalar]:
 
 
 def exif_date(exif: Exif) -> datetime | None:
-    """When a picture was taken.
+    """When an image was taken.
 
     >>> exif = Exif()
     >>> exif[ExifTags.Base.DateTime] = "2024:05:01 10:11:12"
@@ -57,9 +57,9 @@ def file_facts(size: int, changed_ns: int) -> dict[str, Scalar]:
     return {"bytes": size, "modified": datetime.fromtimestamp(changed_ns / 1e9, UTC).date().isoformat()}
 
 
-def sidecar(picture: Path) -> dict[str, Scalar]:
+def sidecar(image: Path) -> dict[str, Scalar]:
     """The fields of `photo.jpg.json` or `photo.json` beside `photo.jpg`; none where there is no such file."""
-    for path in (picture.with_name(picture.name + ".json"), picture.with_suffix(".json")):
+    for path in (image.with_name(image.name + ".json"), image.with_suffix(".json")):
         try:
             value = json.loads(path.read_bytes())
         except (OSError, ValueError):

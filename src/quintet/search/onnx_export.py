@@ -16,11 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quintet.data.batches import ImageBatch, TextBatch
-from quintet.files import complete_or_absent, read_json, write_json
-from quintet.layers.padded_gru import unpacked
+from quintet.files import atomic_write, read_json, write_json
+from quintet.layers.text import unpacked
+from quintet.runs.run import Run
 from quintet.search.errors import SearchError
 from quintet.search.onnx_text_tower import export_over_onnx, is_over_onnx
-from quintet.training.run import Run
 
 OPSET = 17
 TOLERANCE = 1e-4  # of a unit vector's channels, between onnxruntime and torch
@@ -95,7 +95,7 @@ def export_onnx(run: Run, folder: Path) -> ExportReport:
         tower, axes = _tower(matcher, name)
         given = [_example(matcher, run, name, n, more) for n, more in ((2, 0), (3, 2), (1, -1))]
         files[name] = folder / f"{name}.onnx"
-        with complete_or_absent(files[name]) as temporary:
+        with atomic_write(files[name]) as temporary:
             if name == "texts" and is_over_onnx(matcher):
                 export_over_onnx(matcher, given[0], temporary, _export)
             else:
@@ -126,7 +126,7 @@ def _require_embeddings(matcher: Any) -> None:
         probe = matcher.encode_texts(TextBatch.from_ids([[0]]).to(next(matcher.parameters()).device))
     if probe.embedding is None or probe.fragments is not None:
         raise SearchError(
-            f"{type(matcher).__name__} compares fragments instead of one vector a picture and one a sentence; only the "
+            f"{type(matcher).__name__} compares fragments instead of one vector an image and one a text; only the "
             "towers of embedding matchers can be exported (VSE++, VSRN, HREM, Dual-Path, heads)"
         )
 

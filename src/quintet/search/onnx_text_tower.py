@@ -14,7 +14,7 @@ from quintet.data.batches import TextBatch
 
 # Writes a module as an ONNX file: the module, an example of its input, the free axes of input and output, the path.
 Export = Callable[[nn.Module, Sequence[Tensor], dict[str, dict[int, str]], dict[str, dict[int, str]], Path], None]
-SENTENCES = {0: "n", 1: "words"}
+TEXTS = {0: "n", 1: "words"}
 
 
 class _Before(nn.Module):
@@ -47,13 +47,13 @@ def export_over_onnx(matcher: Any, given: Sequence[Tensor], path: Path, export: 
 
     encoder = compose.add_prefix(onnx.load(str(matcher.text_encoder.path)), "encoder.")
     inputs = [entry.name for entry in encoder.graph.input]  # ids, mask, types
-    before_axes = {"tokens": SENTENCES, "lengths": {0: "n"}}
-    fed = dict.fromkeys(("fed_ids", "fed_mask", "fed_types"), SENTENCES) | {"counts": {0: "n"}}
+    before_axes = {"tokens": TEXTS, "lengths": {0: "n"}}
+    fed = dict.fromkeys(("fed_ids", "fed_mask", "fed_types"), TEXTS) | {"counts": {0: "n"}}
     parts = []
     words = matcher.text_encoder(*given)
     for module, example, axes, out in (
         (_Before(), given, before_axes, fed),
-        (_After(matcher), (words, given[1]), {"words": SENTENCES, "after_counts": {0: "n"}}, {"embedding": {0: "n"}}),
+        (_After(matcher), (words, given[1]), {"words": TEXTS, "after_counts": {0: "n"}}, {"embedding": {0: "n"}}),
     ):
         export(module.eval(), example, axes, out, path)
         part = onnx.load(str(path))

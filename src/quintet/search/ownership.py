@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal, TextIO
 
-from quintet.data.pictures import PICTURE_SUFFIXES
+from quintet.data.images import IMAGE_SUFFIXES
 from quintet.errors import QuintetError
 from quintet.files import read_json
 from quintet.search.errors import SearchError, StaleIndex
@@ -30,10 +30,10 @@ from quintet.search.stores.folder import OWN_NAME as STORE_FILE
 Mark = Literal["absent", "ours", "token", "empty", "foreign"]
 LONGEST_MARK = 1_000  # characters
 _TOKEN = re.compile(r"[0-9a-f]{16}")  # all that the lock of an older index says
-_TEMPORARY = re.compile(r"\.(.+)\.[a-z0-9_]{8}\.partial")  # of `complete_or_absent`, where it was killed
+_TEMPORARY = re.compile(r"\.(.+)\.[a-z0-9_]{8}\.partial")  # of `atomic_write`, where it was killed
 _UNFINISHED = re.compile(r"\.(.+?)(\.[0-9a-f]{8})?\.partial")  # a folder that was being made or removed
 _CHECKSUM = re.compile(r"[0-9a-f]{64}")
-_PICTURE = re.compile(rf"([0-9a-f]{{32}})({'|'.join(map(re.escape, PICTURE_SUFFIXES))})")
+_IMAGE = re.compile(rf"([0-9a-f]{{32}})({'|'.join(map(re.escape, IMAGE_SUFFIXES))})")
 # Where folders of the index are, how they are named, and what is in them.
 _KINDS = {
     "generation": ("", re.compile(r"generation-\d+"), re.compile(r"items\.sqlite(-journal)?")),
@@ -186,7 +186,7 @@ def _can_go_on(index: Path) -> bool:
 
 
 def remove_unused(index: Path, used: Collection[str] = (), contents: Collection[str] = ()) -> None:
-    """Remove the index's own folders whose names are not in `used`, and unpacked pictures of other contents.
+    """Remove the index's own folders whose names are not in `used`, and unpacked images of other contents.
 
     Readers keep the files they have open.
     """
@@ -246,16 +246,16 @@ def _is_generation(folder: Path) -> bool:
 
 
 def _is_unpacked(path: Path, contents: Collection[str]) -> bool:
-    """Whether it is a picture from a shard that no item uses: its name is the checksum of what is in it."""
+    """Whether it is an image from a shard that no item uses: its name is the checksum of what is in it."""
     if path.is_symlink() or not path.is_file():
         return False
     temporary = _TEMPORARY.fullmatch(path.name)
-    picture = _PICTURE.fullmatch(temporary[1] if temporary else path.name)
-    if picture is None or picture[1][:2] != path.parent.name:
+    image = _IMAGE.fullmatch(temporary[1] if temporary else path.name)
+    if image is None or image[1][:2] != path.parent.name:
         return False
     if temporary:
         return True
-    return picture[1] not in contents and content_of(path.read_bytes()) == picture[1]
+    return image[1] not in contents and content_of(path.read_bytes()) == image[1]
 
 
 def _is_no_folder(path: Path) -> bool:

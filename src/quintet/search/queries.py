@@ -1,4 +1,4 @@
-"""Sentences that can be searched for."""
+"""Texts that can be searched for."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from quintet.data.tokenizers import Tokenizer
 from quintet.search.errors import EmptyQuery, QueryTooLong, UnknownWords
 
 MAX_CHARACTERS = 10_000
-MAX_WORDS = 500  # a sentence has some twenty; the time of a search grows with the words
+MAX_WORDS = 500  # a text has some twenty; the time of a search grows with the words
 
 
-def check_sentence(sentence: str, tokenizers: Sequence[Tokenizer]) -> None:
-    """Raise unless a sentence has words, not too many, and one that a tokenizer knows."""
-    words = sentence.split()
+def check_text(text: str, tokenizers: Sequence[Tokenizer]) -> None:
+    """Raise unless a text has words, not too many, and one that a tokenizer knows."""
+    words = text.split()
     if not words:
-        raise EmptyQuery("the query is empty; say in a few words what the picture should show")
-    if len(sentence) > MAX_CHARACTERS or len(words) > MAX_WORDS:
+        raise EmptyQuery("the query is empty; say in a few words what the image should show")
+    if len(text) > MAX_CHARACTERS or len(words) > MAX_WORDS:
         raise QueryTooLong(
-            f"the query has {len(sentence):,} characters and {len(words):,} words; at most {MAX_CHARACTERS:,} and "
-            f"{MAX_WORDS} are searched for: a sentence is enough"
+            f"the query has {len(text):,} characters and {len(words):,} words; at most {MAX_CHARACTERS:,} and "
+            f"{MAX_WORDS} are searched for: a text is enough"
         )
-    if not any(_knows(tokenizer, sentence) for tokenizer in tokenizers):
+    if not any(_knows(tokenizer, text) for tokenizer in tokenizers):
         shown = " ".join(words)[:100]
         raise UnknownWords(f"the matcher knows no word of {shown!r}; it was trained on other words: try plain English")
 
 
-def _knows(tokenizer: Tokenizer, sentence: str) -> bool:
+def _knows(tokenizer: Tokenizer, text: str) -> bool:
     marks = tokenizer.kinds().mark
-    return any(id_ != tokenizer.unknown and not marks[id_] for id_ in tokenizer.ids(sentence))
+    return any(id_ != tokenizer.unknown and not marks[id_] for id_ in tokenizer.ids(text))

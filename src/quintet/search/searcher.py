@@ -8,22 +8,22 @@ from typing import TYPE_CHECKING, Any
 
 from quintet.codes import Codes
 from quintet.errors import QuintetError
+from quintet.runs.run import open_run
 from quintet.search.encoder import Encoder
-from quintet.search.errors import MissingPicture, SearchError, StaleIndex
+from quintet.search.errors import MissingImage, SearchError, StaleIndex
 from quintet.search.explain import Explanation, explain
 from quintet.search.items import KINDS, Entry, Hit, Item, Kind
 from quintet.search.manifest import Manifest
-from quintet.search.queries import check_sentence
+from quintet.search.queries import check_text
 from quintet.search.roles import first_vectors
 from quintet.search.shards import unpacked
 from quintet.search.stages import Stages
 from quintet.search.store_choice import is_ours
 from quintet.search.stores import Where
 from quintet.search.stores.address import Address
-from quintet.training.run import open_run
 
 if TYPE_CHECKING:
-    from PIL.Image import Image as Picture
+    from PIL.Image import Image as PILImage
 
 ATTEMPTS = 3  # to open an index that is exchanged in the same moment
 
@@ -66,39 +66,39 @@ class Searcher:
 
     def search_text(
         self,
-        sentences: Sequence[str],
+        texts: Sequence[str],
         *,
         k: int = 20,
         kind: Kind = "image",
         where: Where | None = None,
         rerank: int | None = None,
     ) -> list[list[Hit]]:
-        """For each sentence the k best items of a kind, best first.
+        """For each text the k best items of a kind, best first.
 
         `rerank=K` puts the K best of the first stage (at least k) in the order of the whole score, which is of a
-        picture and a sentence: between sentences, or between pictures, the first stage's order stands.
+        image and a text: between texts, or between images, the first stage's order stands.
         """
         self._check(k, kind, rerank)
-        for sentence in sentences:
-            check_sentence(sentence, self.encoder.tokenizers)
-        codes = self.encoder.encode_texts(sentences) if sentences else []
-        return self._search(codes, len(sentences), "text", kind, k, where, rerank)
+        for text in texts:
+            check_text(text, self.encoder.tokenizers)
+        codes = self.encoder.encode_texts(texts) if texts else []
+        return self._search(codes, len(texts), "text", kind, k, where, rerank)
 
     def search_image(
         self,
-        pictures: Sequence[Picture],
+        images: Sequence[PILImage],
         *,
         k: int = 20,
         kind: Kind = "image",
         where: Where | None = None,
         rerank: int | None = None,
     ) -> list[list[Hit]]:
-        """For each picture (as `quintet.data.pictures.open_picture` gives it) the k best items of a kind."""
+        """For each image (as `quintet.data.images.open_image` gives it) the k best items of a kind."""
         self._check(k, kind, rerank)
         self.encoder.require_views()
-        prepared = [self.encoder.prepare(picture) for picture in pictures]
+        prepared = [self.encoder.prepare(image) for image in images]
         codes = self.encoder.encode_pictures(prepared) if prepared else []
-        return self._search(codes, len(pictures), "image", kind, k, where, rerank)
+        return self._search(codes, len(images), "image", kind, k, where, rerank)
 
     def similar(self, item_id: str, *, k: int = 20, kind: Kind = "image", where: Where | None = None) -> list[Hit]:
         """The items of a kind nearest to one of the index, without itself."""
@@ -110,8 +110,8 @@ class Searcher:
         return [hit for hit in hits if hit.item.id != item_id][:k]
 
     def explain(self, query: str, item_id: str) -> Explanation:
-        """Which words of a sentence mattered for an item and, for cross-attention matchers, where they look."""
-        check_sentence(query, self.encoder.tokenizers)
+        """Which words of a text mattered for an item and, for cross-attention matchers, where they look."""
+        check_text(query, self.encoder.tokenizers)
         entry = self._stages.items.entry(item_id)
         members = self._rerank if self._rerank and entry.item.kind == "image" else self.manifest.first
         if not members:
@@ -126,23 +126,23 @@ class Searcher:
         """Those of the ids that the index has."""
         return {id_: entry.item for id_, entry in self._stages.items.entries(item_ids).items()}
 
-    def picture(self, item_id: str) -> Path:
-        """The picture file of an item: it exists and lies inside an indexed folder, or this raises."""
+    def image_path(self, item_id: str) -> Path:
+        """The image file of an item: it exists and lies inside an indexed folder, or this raises."""
         entry = self._stages.items.entry(item_id)
         path, top = self._place_of(entry)
         if not path.resolve().is_relative_to(top.resolve()):
-            raise MissingPicture(f"the picture of item {item_id!r} lies outside the indexed folders")
+            raise MissingImage(f"the image of item {item_id!r} lies outside the indexed folders")
         if not path.is_file():
-            raise MissingPicture(
+            raise MissingImage(
                 f"{path} is gone since it was indexed; run `quintet index` again to bring the index up to date"
             )
         return path.resolve()
 
     def _place_of(self, entry: Entry) -> tuple[Path, Path]:
-        """The picture file, and the folder it must lie in."""
+        """The image file, and the folder it must lie in."""
         item = entry.item
         if item.path is None or item.root is None:
-            raise MissingPicture(f"item {item.id!r} has no picture file")
+            raise MissingImage(f"item {item.id!r} has no image file")
         root = self.manifest.roots[item.root]
         if root.kind == "shards":
             return unpacked(self.index, entry), self.index / "pictures"
@@ -163,7 +163,7 @@ class Searcher:
             "dim": manifest.dim,
             "can_rerank": bool(self._rerank and manifest.first),
             "can_explain_regions": self._can_explain_regions(),
-            "can_search_by_picture": self.encoder.sees_pictures,
+            "can_search_by_picture": self.encoder.sees_images,
         }
 
     def _can_explain_regions(self) -> bool:
@@ -209,7 +209,7 @@ class Searcher:
             raise SearchError(f"an index holds {' and '.join(KINDS)} items, not {kind!r}")
 
     def _require_scores(self, asked: Kind, kind: Kind) -> None:
-        """A whole score is of a picture and a sentence."""
+        """A whole score is of an image and a text."""
         if asked == kind:
             raise SearchError(_NO_EMBEDDING)
         if not self._rerank:
@@ -220,8 +220,8 @@ class Searcher:
 
 
 _NO_EMBEDDING = (
-    "this index was built by cross-attention matchers only, which compare pictures with sentences: pictures cannot be "
-    "compared with pictures, nor sentences with sentences; build it with an embedding matcher (VSE++, VSRN, HREM, MMCA)"
+    "this index was built by cross-attention matchers only, which compare images with texts: images cannot be "
+    "compared with images, nor texts with texts; build it with an embedding matcher (VSE++, VSRN, HREM, MMCA)"
 )
 
 

@@ -41,7 +41,7 @@ ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 @dataclass(frozen=True)
 class Coded:
-    """One finished row: whose code it is, and what was learned while reading the picture (its size, its date)."""
+    """One finished row: whose code it is, and what was learned while reading the image (its size, its date)."""
 
     content: str
     facts: dict[str, Any]

@@ -1,4 +1,4 @@
-"""Where the pictures of an index come from: folders, corpora, tar shards."""
+"""Where the images of an index come from: folders, corpora, tar shards."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from pathlib import Path
 
 from quintet.data.corpus import Corpus, Image
 from quintet.data.formats.webdataset import PATTERNS
-from quintet.data.pictures import PICTURE_SUFFIXES
+from quintet.data.images import IMAGE_SUFFIXES
 from quintet.search.errors import SearchError
 from quintet.search.found import Found, Sources, file_stamp
 from quintet.search.items import Entry
 from quintet.search.metadata import file_facts, plain_fields, sidecar
 from quintet.search.shards import find_in_shards
 
-# Pictures to a person, but not to Pillow as it is installed: named, not passed over in silence.
-OTHER_PICTURES = (".heic", ".heif", ".jxl", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf", ".orf", ".psd")
-Before = Mapping[tuple[str, str], Entry]  # pictures of the last build by the path of their root and their own
+# Images to a person, but not to Pillow as it is installed: named, not passed over in silence.
+OTHER_IMAGES = (".heic", ".heif", ".jxl", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf", ".orf", ".psd")
+Before = Mapping[tuple[str, str], Entry]  # images of the last build by the path of their root and their own
 
 
-def find_pictures(sources: Sequence[Path], index: Path, *, split: str | None, before: Before) -> Sources:
-    """Everything in the sources that looks like a picture. `split`: of corpora, only this split.
+def find_images(sources: Sequence[Path], index: Path, *, split: str | None, before: Before) -> Sources:
+    """Everything in the sources that looks like an image. `split`: of corpora, only this split.
 
     An empty source is refused: it may be a disk that is not mounted, and would empty the index.
     """
@@ -29,7 +29,7 @@ def find_pictures(sources: Sequence[Path], index: Path, *, split: str | None, be
     for source in dict.fromkeys(sources):
         if not source.exists():
             raise SearchError(f"{source} does not exist; the index is as it was")
-        count = len(found.pictures)
+        count = len(found.images)
         if (source / "corpus.json").is_file():
             _find_in_corpus(found, source.resolve(), split)
         elif source.is_dir():
@@ -38,10 +38,10 @@ def find_pictures(sources: Sequence[Path], index: Path, *, split: str | None, be
             find_in_shards(found, source.parent, [source], index, before)
         else:
             _add_file(found, found.add_root("folder", source.parent), source.parent, source)
-        if len(found.pictures) == count:
+        if len(found.images) == count:
             refused = f", the first because: {found.unreadable[0][1]}" if found.unreadable else ""
             raise SearchError(
-                f"{source} holds no pictures ({', '.join(PICTURE_SUFFIXES)}) and no tar shards{refused}; "
+                f"{source} holds no images ({', '.join(IMAGE_SUFFIXES)}) and no tar shards{refused}; "
                 "the index is as it was"
             )
     return found
@@ -50,7 +50,7 @@ def find_pictures(sources: Sequence[Path], index: Path, *, split: str | None, be
 def _find_in_folder(found: Sources, source: Path, index: Path, before: Before) -> None:
     files = list(_walk(source))
     shards = [path for path in files if _is_shard(path)]
-    pictures = [path for path in files if path.suffix.lower() in (*PICTURE_SUFFIXES, *OTHER_PICTURES)]
+    pictures = [path for path in files if path.suffix.lower() in (*IMAGE_SUFFIXES, *OTHER_IMAGES)]
     if shards and not pictures:
         find_in_shards(found, source, shards, index, before)
         return
@@ -77,12 +77,12 @@ def _add_file(found: Sources, root: int, start: Path, path: Path) -> None:
         return
     facts = path.stat()
     metadata = sidecar(path) | file_facts(facts.st_size, facts.st_mtime_ns)
-    found.pictures.append(Found(root, path.relative_to(start).as_posix(), path, file_stamp(facts), metadata=metadata))
+    found.images.append(Found(root, path.relative_to(start).as_posix(), path, file_stamp(facts), metadata=metadata))
 
 
 def _refusal(path: Path, start: Path) -> str | None:
-    if path.suffix.lower() in OTHER_PICTURES:
-        return f"{path.suffix} pictures cannot be read; export it as JPEG or PNG"
+    if path.suffix.lower() in OTHER_IMAGES:
+        return f"{path.suffix} images cannot be read; export it as JPEG or PNG"
     try:
         str(path).encode()
     except UnicodeEncodeError:
@@ -97,15 +97,15 @@ def _refusal(path: Path, start: Path) -> str | None:
 def _find_in_corpus(found: Sources, source: Path, split: str | None) -> None:
     corpus = Corpus.open(source)
     images = corpus.images if split is None else corpus.split(split).images
-    paths = {image.id: corpus.picture(image).resolve() for image in images if image.path is not None}
+    paths = {image.id: corpus.image_path(image).resolve() for image in images if image.path is not None}
     outside = [path.parent for path in paths.values() if not path.is_relative_to(source)]
     inside_root = _add_corpus_root(found, corpus, source)
-    # Imported pictures may have stayed where they were: that folder is then a root of its own.
+    # Imported images may have stayed where they were: that folder is then a root of its own.
     elsewhere = Path(os.path.commonpath(outside)) if outside else source
     outside_root = _add_corpus_root(found, corpus, elsewhere) if outside else inside_root
     for image in images:
         if image.path is None:
-            found.pictures.append(Found(inside_root, "", None, "", metadata=_corpus_facts(image), image=image))
+            found.images.append(Found(inside_root, "", None, "", metadata=_corpus_facts(image), image=image))
             continue
         path = paths[image.id]
         if not path.is_file():
@@ -115,7 +115,7 @@ def _find_in_corpus(found: Sources, source: Path, split: str | None) -> None:
         facts = path.stat()
         metadata = _corpus_facts(image) | file_facts(facts.st_size, facts.st_mtime_ns)
         name = path.relative_to(start).as_posix()
-        found.pictures.append(Found(here, name, path, file_stamp(facts), metadata=metadata, image=image))
+        found.images.append(Found(here, name, path, file_stamp(facts), metadata=metadata, image=image))
 
 
 def _add_corpus_root(found: Sources, corpus: Corpus, folder: Path) -> int:

@@ -73,7 +73,7 @@ def is_ours(store: str) -> bool:
 
 
 def store_address(store: str, generation: Path, kind: Kind) -> str:
-    """The address of one kind's vectors: pictures and sentences are kept apart.
+    """The address of one kind's vectors: images and texts are kept apart.
 
     >>> store_address("faiss?kind=hnsw", Path("i/generation-2"), "image")
     'faiss:i/generation-2/store-image?kind=hnsw'

@@ -1,4 +1,4 @@
-"""The image towers an index needs to look at new pictures, kept inside it so that it can be moved anywhere."""
+"""The image towers an index needs to look at new images, kept inside it so that it can be moved anywhere."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 from quintet.backbones.tower import FAMILIES, create_tower
 from quintet.files import write_json
+from quintet.runs.checkpoint import save_tensors
 from quintet.search.errors import StaleIndex
-from quintet.training.checkpoint import save_tensors
 
 
 def keep_tower(folder: Path, state: dict[str, Any] | None) -> None:
@@ -41,7 +41,7 @@ def kept_tower(folder: Path, state: dict[str, Any]) -> tuple[dict[str, Any], Pat
 
 
 def _keep_description(place: Path, name: str) -> None:
-    """What transformers needs besides the weights: the shape of the model, and how it wants its pictures."""
+    """What transformers needs besides the weights: the shape of the model, and how it wants its images."""
     from transformers import AutoConfig
     from transformers.image_processing_base import ImageProcessingMixin
 

@@ -17,7 +17,7 @@ from quintet.serve.guard import Guard
 from quintet.serve.metrics import Metrics
 from quintet.serve.page import page_routes
 from quintet.serve.problems import install
-from quintet.serve.routes import PICTURE_ROUTE, router
+from quintet.serve.routes import IMAGE_ROUTE, router
 from quintet.serve.searchers import IndexWatcher, Searchers
 from quintet.serve.service import Service
 from quintet.serve.settings import Settings
@@ -48,7 +48,7 @@ def create_app(source: Searchers | IndexWatcher, settings: Settings) -> FastAPI:
     app = FastAPI(
         title="Quintet",
         version=quintet.__version__,
-        description="Search pictures by a sentence or by a picture.",
+        description="Search images by a text or by an image.",
         lifespan=lifespan,
         docs_url=None,  # FastAPI's pages load their code from elsewhere
         redoc_url=None,
@@ -58,7 +58,7 @@ def create_app(source: Searchers | IndexWatcher, settings: Settings) -> FastAPI:
     app.include_router(router)
     app.include_router(page_routes())
     # The one added last is met first.
-    limits = {PICTURE_ROUTE: settings.max_upload_bytes}
+    limits = {IMAGE_ROUTE: settings.max_upload_bytes}
     app.add_middleware(BodyLimit, default=settings.max_body_bytes, limits=limits)
     app.add_middleware(Guard, token=settings.token)
     app.add_middleware(_Measure, metrics=service.metrics)

@@ -11,10 +11,10 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 
-from quintet.errors import PictureError, QuintetError
+from quintet.errors import ImageError, QuintetError
 from quintet.search.errors import (
     EmptyQuery,
-    MissingPicture,
+    MissingImage,
     QueryTooLong,
     SearchError,
     StaleIndex,
@@ -35,8 +35,8 @@ STATUS: dict[type[QuintetError], tuple[int, str]] = {
     UnknownWords: (422, "unknown_words"),
     WhereError: (422, "invalid_filter"),
     UnknownItem: (404, "unknown_item"),
-    MissingPicture: (410, "missing_picture"),
-    PictureError: (422, "unreadable_picture"),
+    MissingImage: (410, "missing_picture"),
+    ImageError: (422, "unreadable_picture"),
     BusyError: (503, "busy"),
     TooSlowError: (503, "too_slow"),
     StoreUnavailable: (503, "store_unavailable"),
@@ -69,7 +69,7 @@ def documented(*statuses: int) -> dict[int | str, dict[str, object]]:
         401: "The token is missing or wrong.",
         403: "Asked for by a stranger's page or under a stranger's name.",
         404: "There is no such item.",
-        410: "The picture's file is gone.",
+        410: "The image's file is gone.",
         413: "The body is too large.",
         422: "The request makes no sense.",
         503: "Too busy, too slow, or the store does not answer: try again after `Retry-After` seconds.",

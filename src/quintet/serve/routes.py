@@ -8,7 +8,7 @@ from typing import IO, Annotated
 from fastapi import APIRouter, Depends, Query, Request, Response
 from starlette.responses import StreamingResponse
 
-from quintet.search.errors import MissingPicture
+from quintet.search.errors import MissingImage
 from quintet.serve import metrics
 from quintet.serve.guard import COOKIE, same, session_value
 from quintet.serve.problems import documented, problem
@@ -19,15 +19,15 @@ from quintet.serve.schemas import (
     IndexAnswer,
     ItemAnswer,
     Results,
-    SentenceQuery,
     Session,
     SimilarQuery,
+    TextQuery,
     ThumbnailSize,
     Window,
 )
 from quintet.serve.service import Service
 
-PICTURE_ROUTE = "/api/search/picture"
+IMAGE_ROUTE = "/api/search/picture"
 KEEP = "private, max-age=86400"  # an item's id comes from its content, so what it looks like does not change
 MEDIA_TYPES = {
     ".jpg": "image/jpeg",
@@ -43,7 +43,7 @@ MEDIA_TYPES = {
 UPLOAD = {
     "requestBody": {
         "required": True,
-        "description": "The bytes of a picture file, without a form around them.",
+        "description": "The bytes of an image file, without a form around them.",
         "content": {"image/*": {"schema": {"type": "string", "format": "binary"}}},
     }
 }
@@ -62,14 +62,14 @@ router = APIRouter()
 
 
 @router.post("/api/search", responses=documented(400, 413, 422))
-async def search(question: SentenceQuery, service: Asked) -> Results:
-    """Look for the pictures, or the sentences, that a sentence matches best."""
-    return await service.search_sentence(question.query, question)
+async def search(question: TextQuery, service: Asked) -> Results:
+    """Look for the images, or the texts, that a text matches best."""
+    return await service.search_text(question.query, question)
 
 
-@router.post(PICTURE_ROUTE, responses=documented(400, 413, 422), openapi_extra=UPLOAD)
-async def search_by_picture(window: Annotated[Window, Query()], request: Request, service: Asked) -> Results:
-    """Look for the pictures, or the sentences, that an uploaded picture matches best."""
+@router.post(IMAGE_ROUTE, responses=documented(400, 413, 422), openapi_extra=UPLOAD)
+async def search_by_image(window: Annotated[Window, Query()], request: Request, service: Asked) -> Results:
+    """Look for the images, or the texts, that an uploaded image matches best."""
     return await service.search_picture(request.stream(), window)
 
 
@@ -81,7 +81,7 @@ async def similar(question: Annotated[SimilarQuery, Query()], service: Asked) ->
 
 @router.post("/api/explain", responses=documented(400, 404, 413, 422))
 async def explain(question: ExplainQuery, service: Asked) -> ExplanationAnswer:
-    """The words of a sentence that mattered for an item, and, for some matchers, where each of them looked."""
+    """The words of a text that mattered for an item, and, for some matchers, where each of them looked."""
     return ExplanationAnswer.of(await service.search(lambda searcher: searcher.explain(question.query, question.id)))
 
 
@@ -98,7 +98,7 @@ async def item(id: ItemId, service: Asked) -> ItemAnswer:
     | {200: {"content": {"image/jpeg": BYTES, "image/png": BYTES}}, 304: {"description": "The same as before."}},
 )
 async def thumbnail(id: ItemId, request: Request, service: Asked, size: ThumbnailSize = ThumbnailSize(320)) -> Response:
-    """A small copy of a picture, upright, its longer side at most `size` pixels."""
+    """A small copy of an image, upright, its longer side at most `size` pixels."""
     small = await service.thumbnail(id, size)
     headers = {"ETag": f'"{small.tag}"', "Cache-Control": KEEP}
     if headers["ETag"] in request.headers.get("if-none-match", ""):
@@ -111,13 +111,13 @@ async def thumbnail(id: ItemId, request: Request, service: Asked, size: Thumbnai
     response_class=Response,
     responses=documented(404, 410, 422) | {200: {"content": {"image/*": BYTES}}},
 )
-async def picture(id: ItemId, service: Asked) -> Response:
-    """A picture's file as it is."""
-    path = await service.picture(id)
+async def image_path(id: ItemId, service: Asked) -> Response:
+    """An image's file as it is."""
+    path = await service.image_path(id)
     try:
         file = path.open("rb")
     except OSError as error:
-        raise MissingPicture(f"{path.name} cannot be read any more ({error.strerror})") from None
+        raise MissingImage(f"{path.name} cannot be read any more ({error.strerror})") from None
     size = file.seek(0, 2)
     headers = {"Content-Length": str(size), "Cache-Control": KEEP}
     media_type = MEDIA_TYPES.get(path.suffix.lower(), "application/octet-stream")
@@ -133,7 +133,7 @@ async def index(service: Asked) -> IndexAnswer:
 
 @router.post("/api/session", status_code=204, response_class=Response, responses=documented(400, 413, 422))
 async def begin_session(session: Session, request: Request, service: Asked) -> Response:
-    """Exchange the token for a cookie, with which the page can show pictures."""
+    """Exchange the token for a cookie, with which the page can show images."""
     token = service.settings.token
     if token is None or not same(session.token, token):
         return problem(401, "token_needed", "this is not the server's token")

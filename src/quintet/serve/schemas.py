@@ -22,7 +22,7 @@ class Window(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    kind: Kind = Field("image", description="What to look for: pictures or sentences.")
+    kind: Kind = Field("image", description="What to look for: images or texts.")
     limit: int = Field(40, ge=1, le=LONGEST_LIST, description="How many results.")
     offset: int = Field(0, ge=0, le=LAST_OFFSET, description="How many better results to leave out.")
     where: str | None = Field(
@@ -37,14 +37,14 @@ class SimilarQuery(Window):
     id: str = ItemId
 
 
-class SentenceQuery(Window):
-    query: str = Field(description="A sentence.", examples=["a brown dog runs through water"])
+class TextQuery(Window):
+    query: str = Field(description="A text.", examples=["a brown dog runs through water"])
 
 
 class ExplainQuery(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    query: str = Field(description="The sentence that was searched for.")
+    query: str = Field(description="The text that was searched for.")
     id: str = ItemId
 
 
@@ -57,8 +57,8 @@ class Session(BaseModel):
 class ItemAnswer(BaseModel):
     id: str
     kind: Kind
-    path: str | None = Field(description="Of a picture, relative to its indexed folder.")
-    text: str | None = Field(description="Of a sentence.")
+    path: str | None = Field(description="Of an image, relative to its indexed folder.")
+    text: str | None = Field(description="Of a text.")
     metadata: dict[str, Scalar]
 
     @classmethod

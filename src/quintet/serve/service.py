@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from quintet.data.pictures import open_picture
+from quintet.data.images import open_image
 from quintet.search.items import Hit
 from quintet.search.searcher import Searcher
 from quintet.search.stores.where import Where, parse_where
@@ -31,7 +31,7 @@ class Service:
         self.thumbnails = Thumbnails(settings.cache, settings.cache_bytes, settings.max_pixels)
         self._searchers = source.searchers if isinstance(source, IndexWatcher) else source
         self._searches = WorkPool("search", settings.search_threads, settings.search_queue, settings.timeout_s)
-        self._pictures = WorkPool("picture", settings.picture_threads, settings.picture_queue, settings.timeout_s)
+        self._images = WorkPool("picture", settings.image_threads, settings.image_queue, settings.timeout_s)
         self._uploading = 0  # bytes
         self._count()
 
@@ -40,27 +40,27 @@ class Service:
         """Why a newer index is not being served."""
         return self.watcher.error if self.watcher else None
 
-    async def search_sentence(self, query: str, window: Window) -> Results:
+    async def search_text(self, query: str, window: Window) -> Results:
         rerank = self.settings.rerank if window.kind == "image" else None
         return await self._list(window, lambda searcher, **wish: searcher.search_text([query], **wish)[0], rerank)
 
     async def search_picture(self, chunks: AsyncIterator[bytes], window: Window) -> Results:
-        """The picture comes in pieces, so that many large ones at a time are refused before they fill the memory."""
+        """The image comes in pieces, so that many large ones at a time are refused before they fill the memory."""
         data = bytearray()
         try:
             async for chunk in chunks:
                 data += chunk
                 self._uploading += len(chunk)
                 if self._uploading > self.settings.max_uploads_bytes:
-                    raise BusyError("too many pictures are being sent at once; send yours again in a moment")
+                    raise BusyError("too many images are being sent at once; send yours again in a moment")
             return await self._like(bytes(data), window)
         finally:
             self._uploading -= len(data)
 
     async def _like(self, data: bytes, window: Window) -> Results:
         def search(searcher: Searcher, **wish: Any) -> list[Hit]:
-            picture = open_picture(data, max_pixels=self.settings.max_pixels, name="the uploaded file")
-            return searcher.search_image([picture], **wish)[0]
+            image = open_image(data, max_pixels=self.settings.max_pixels, name="the uploaded file")
+            return searcher.search_image([image], **wish)[0]
 
         return await self._list(window, search, self.settings.rerank if window.kind == "text" else None)
 
@@ -73,17 +73,17 @@ class Service:
 
     async def look_up(self, work: Callable[[Searcher], T]) -> T:
         """Work that reads files; it does not wait for searches."""
-        return await self._pictures.run(lambda: self._borrowed(work))
+        return await self._images.run(lambda: self._borrowed(work))
 
     async def thumbnail(self, item_id: str, size: int) -> Thumbnail:
-        return await self.look_up(lambda searcher: self.thumbnails.get(searcher.picture(item_id), size))
+        return await self.look_up(lambda searcher: self.thumbnails.get(searcher.image_path(item_id), size))
 
-    async def picture(self, item_id: str) -> Path:
-        return await self.look_up(lambda searcher: searcher.picture(item_id))
+    async def image_path(self, item_id: str) -> Path:
+        return await self.look_up(lambda searcher: searcher.image_path(item_id))
 
     def close(self) -> None:
         self._searches.close()
-        self._pictures.close()
+        self._images.close()
         self._searchers.close()
 
     async def _list(self, window: Window, search: Callable[..., list[Hit]], rerank: int | None = None) -> Results:

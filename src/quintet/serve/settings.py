@@ -8,7 +8,7 @@ import socket
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from quintet.data.pictures import MAX_PIXELS
+from quintet.data.images import MAX_PIXELS
 from quintet.errors import QuintetError
 
 TOKEN_VARIABLE = "QUINTET_TOKEN"
@@ -17,25 +17,25 @@ LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 def default_cache() -> Path:
-    """Where small copies of pictures are kept: the user's cache folder."""
+    """Where small copies of images are kept: the user's cache folder."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "quintet" / "thumbnails"
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The limits are those of one computer with a person's pictures; a larger one may raise them."""
+    """The limits are those of one computer with a person's images; a larger one may raise them."""
 
     host: str = "127.0.0.1"
     port: int = 8000
     token: str | None = None
     max_upload_bytes: int = 20 * 2**20
-    max_uploads_bytes: int = 256 * 2**20  # of all pictures that are being sent or searched for at a time
-    max_body_bytes: int = 2**20  # of anything that is not a picture
+    max_uploads_bytes: int = 256 * 2**20  # of all images that are being sent or searched for at a time
+    max_body_bytes: int = 2**20  # of anything that is not an image
     max_pixels: int = MAX_PIXELS
     search_threads: int = 4
     search_queue: int = 256  # searches that may wait; one more is told to come back
-    picture_threads: int = 2
-    picture_queue: int = 4096
+    image_threads: int = 2
+    image_queue: int = 4096
     timeout_s: float = 30.0
     shutdown_s: float = 30.0  # how long requests in flight may take to end
     watch_s: float = 1.0  # how often the index is looked at

@@ -1,4 +1,4 @@
-"""Small copies of pictures, made once and kept on disk up to a limit."""
+"""Small copies of images, made once and kept on disk up to a limit."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from quintet.data.pictures import open_picture
+from quintet.data.images import open_image
 from quintet.errors import QuintetError
-from quintet.files import complete_or_absent
+from quintet.files import atomic_write
 
 SIZES = (160, 320, 640, 1600)  # pixels of the longer side; a fixed few, so that nobody fills the cache with others
 TYPES = {".jpg": "image/jpeg", ".png": "image/png"}
@@ -26,7 +26,7 @@ _NAME = re.compile(r"quintet-[0-9a-f]{32}\.(jpg|png)")  # other files of the fol
 class Thumbnail:
     data: bytes
     media_type: str
-    tag: str  # changes when the picture's file does
+    tag: str  # changes when the image's file does
 
 
 class Thumbnails:
@@ -49,7 +49,7 @@ class Thumbnails:
         return self._bytes
 
     def get(self, picture: Path, size: int) -> Thumbnail:
-        """The picture shrunk to fit into size x size, upright; a smaller one keeps its size."""
+        """The image shrunk to fit into size x size, upright; a smaller one keeps its size."""
         tag = _tag(picture, size)
         for suffix, media_type in TYPES.items():
             name = _name(tag, suffix)
@@ -77,7 +77,7 @@ class Thumbnails:
 
     def _write(self, name: str, data: bytes) -> None:
         try:
-            with complete_or_absent(self._folder / name) as temporary:
+            with atomic_write(self._folder / name) as temporary:
                 temporary.write_bytes(data)
         except QuintetError:
             return  # a full or read-only disk costs speed, not the answer
@@ -118,7 +118,7 @@ def _tag(picture: Path, size: int) -> str:
 
 def _shrunk(picture: Path, size: int, max_pixels: int) -> tuple[bytes, str]:
     """Small ones become PNG, which keeps flat drawings crisp; photographs become JPEG."""
-    image = open_picture(picture, max_pixels=max_pixels, name=picture.name)
+    image = open_image(picture, max_pixels=max_pixels, name=picture.name)
     suffix = ".png" if max(image.size) <= min(size, 320) else ".jpg"
     image.thumbnail((size, size))
     buffer = io.BytesIO()

@@ -11,13 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from quintet.backbones.text_encoder import text_encoder_config
-from quintet.data.augment import pixel_augmentation
+from quintet.data.augment import ChangedWords, FewerRegions, pixel_augmentation
 from quintet.data.corpus import Corpus, Split, split_checksum
 from quintet.data.features import FeatureStore
-from quintet.data.loading import FeatureImages, ImageSource, PictureImages, Sentences
-from quintet.data.picture_memory import PictureMemory, check_fits
-from quintet.data.resident import ResidentFeatures, fits_on
-from quintet.data.size_augment import ChangedWords, FewerRegions
+from quintet.data.loading import FeatureImages, ImageSource, PixelImages, TokenizedTexts
+from quintet.data.resident import ImageMemory, ResidentFeatures, check_fits, fits_on
 from quintet.data.tokenizers import Tokenizer
 from quintet.data.vocabulary import WordVocabulary
 from quintet.data.word_vectors import initial_embedding, words_with_vectors
@@ -31,7 +29,7 @@ from quintet.training.recipe_models import AugmentRecipe, DataRecipe, Recipe, St
 
 @dataclass(frozen=True)
 class TrainingData:
-    """The splits of a recipe, and where their pictures come from."""
+    """The splits of a recipe, and where their images come from."""
 
     corpus: Corpus
     train: Split
@@ -39,32 +37,32 @@ class TrainingData:
     store: FeatureStore | None
     text_cache: str = "none"  # or the type in which a frozen text encoder's outputs are kept under CORPUS/texts
     resident: ResidentFeatures | None = None  # the store's features, where they wait in the device's memory
-    pictures: PictureMemory | None = None  # of a matcher that reads pixels, where they are decoded once
+    images: ImageMemory | None = None  # of a matcher that reads pixels, where they are decoded once
 
     def checksums(self) -> dict[str, str]:
         """What the splits were, for a run that is resumed."""
         return {"train": split_checksum(self.train), "validation": split_checksum(self.validation)}
 
     def image_input(self) -> dict[str, Any]:
-        """What a run has to know about its pictures."""
+        """What a run has to know about its images."""
         if self.store is None:
             return {"kind": "pixels"}
         return {"kind": "features", "name": self.store.folder.name, "tower": self.store.manifest.get("tower")}
 
     def image_source(self, matcher: Any, views: AugmentRecipe | None = None) -> ImageSource:
-        """`views`: random views of the pictures, for training."""
+        """`views`: random views of the images, for training."""
         if self.store is not None:
             source = FeatureImages(self.store) if self.resident is None else self.resident
             return FewerRegions(source, views.regions) if views is not None and views.regions else source
         changed = views is not None and (views.crop != "none" or views.flip)
-        if self.pictures is not None:
+        if self.images is not None:
             if views is None or not changed:
-                return self.pictures.plain(matcher.preprocess)
-            return self.pictures.random(matcher.preprocess, views.crop, views.flip)
+                return self.images.plain(matcher.preprocess)
+            return self.images.random(matcher.preprocess, views.crop, views.flip)
         change = None
         if views is not None and changed:
             change = pixel_augmentation(matcher.preprocess, crop=views.crop, flip=views.flip)
-        return PictureImages(self.corpus, matcher.preprocess, change)
+        return PixelImages(self.corpus, matcher.preprocess, change)
 
 
 def open_data(recipe: Recipe, note: Callable[[str], None]) -> TrainingData:
@@ -94,7 +92,7 @@ def open_data(recipe: Recipe, note: Callable[[str], None]) -> TrainingData:
         lacking = {image.id for image in train.images if image.id not in store}
         if lacking:
             note(
-                f"{len(lacking)} of {len(train.images)} training pictures have no features and are left out, "
+                f"{len(lacking)} of {len(train.images)} training images have no features and are left out, "
                 f"first {min(lacking)!r}"
             )
             train = train.without_images(lacking)
@@ -104,7 +102,7 @@ def open_data(recipe: Recipe, note: Callable[[str], None]) -> TrainingData:
 def keep_inputs(data: TrainingData, recipe: DataRecipe, device: torch.device) -> TrainingData:
     """The same data, its features moved into the device's memory where the recipe asks for it or they fit easily.
 
-    Pictures are kept only where the recipe asks for it: their views are then cut from smaller copies.
+    Images are kept only where the recipe asks for it: their views are then cut from smaller copies.
     """
     if recipe.keep == "disk":
         return data
@@ -117,14 +115,14 @@ def keep_inputs(data: TrainingData, recipe: DataRecipe, device: torch.device) ->
         if recipe.keep == "auto":
             return data
         check_fits(device, len(ids))
-        return replace(data, pictures=PictureMemory(data.corpus, device))
+        return replace(data, images=ImageMemory(data.corpus, device))
     if recipe.keep == "auto" and not fits_on(device, data.store, len(ids)):
         return data
     return replace(data, resident=ResidentFeatures(data.store, ids, device))
 
 
 def build_tokenizer(recipe: TokenizerRecipe, train: Split) -> Tokenizer:
-    """From files, or from the sentences of the training split alone."""
+    """From files, or from the texts of the training split alone."""
     sentences = [text.text for text in train.texts]
     if recipe.kind == "wordpiece":
         return (
@@ -195,7 +193,7 @@ class Objectives(nn.Module):
 
     @property
     def pool_size(self) -> int:
-        """How many sentences beside the batch its losses want to choose from."""
+        """How many texts beside the batch its losses want to choose from."""
         return max((getattr(part, "pool_size", 0) for part in self.parts.values()), default=0)
 
 
@@ -210,16 +208,16 @@ def build_objective(stage: StageRecipe, matcher: nn.Module, tokenizer: Tokenizer
     )
 
 
-def sentences_of(tokenizer: Tokenizer, split: Split, views: AugmentRecipe | None = None) -> Sentences:
-    """`views`: random changes of the sentences, for training."""
+def texts_of(tokenizer: Tokenizer, split: Split, views: AugmentRecipe | None = None) -> TokenizedTexts:
+    """`views`: random changes of the texts, for training."""
     change = ChangedWords(tokenizer.kinds(), views.words) if views is not None and views.words else None
-    return Sentences(tokenizer, split.texts, change=change)
+    return TokenizedTexts(tokenizer, split.texts, change=change)
 
 
 def initial_weights(stage: StageRecipe, previous: Path | None) -> dict[str, Tensor] | None:
     """The weights a stage starts from; None: fresh ones."""
-    from quintet.training.checkpoint import load_tensors
-    from quintet.training.run import open_run
+    from quintet.runs.checkpoint import load_tensors
+    from quintet.runs.run import open_run
 
     if stage.init == "scratch":
         return None

@@ -16,13 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quintet import processes
+from quintet import distributed
 from quintet.data.batches import PairBatch
 from quintet.errors import TrainingError
 from quintet.losses.step import Progress
 from quintet.training.recipe_models import StageRecipe
 
-WORDS = 8  # sentences of a batch are padded to a multiple of so many tokens
+WORDS = 8  # texts of a batch are padded to a multiple of so many tokens
 FIRST, LOOK = 1, 2  # visits of a shape before it is recorded: kernels are compiled, then it is watched for waiting
 MOST = 24  # recordings; shapes beyond are computed as they come
 
@@ -43,7 +43,7 @@ Compute = Callable[[PairBatch, Progress, int, float], Outcome]  # the batch, whe
 
 def can_record(stage: StageRecipe, device: torch.device) -> bool:
     """Whether the steps of a stage may be recorded: each the whole of an optimizer step, in one process, on a GPU."""
-    alone = device.type == "cuda" and processes.count() == 1
+    alone = device.type == "cuda" and distributed.world_size() == 1
     return alone and stage.graphs and stage.accumulate == 1 and not stage.compile
 
 

@@ -14,23 +14,22 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from quintet import processes
+from quintet import distributed
 from quintet.data.batches import PairBatch
-from quintet.data.draws import OfflineRows, draw_offline
 from quintet.data.loading import load_pairs
-from quintet.data.neighbours import neighbour_batches
+from quintet.data.negatives import OfflineRows, draw_offline
 from quintet.data.sampling import epoch_batches
 from quintet.errors import RecipeError, TrainingError
+from quintet.features.text_cache import split_sentences
 from quintet.files import write_json
-from quintet.layers.shared_batchnorm import share_batchnorms
+from quintet.layers.batchnorm import share_batchnorms
 from quintet.losses.step import Progress, Step
+from quintet.runs.checkpoint import load_checkpoint, save_checkpoint, save_tensors
+from quintet.runs.devices import tensor_core_products
 from quintet.training.build import Objectives, TrainingData
-from quintet.training.checkpoint import load_checkpoint, save_checkpoint, save_tensors
-from quintet.training.devices import tensor_core_products
+from quintet.training.clusters import image_clusters, neighbour_batches
 from quintet.training.graphs import WORDS, Outcome, StepGraphs, can_record, own_stream
-from quintet.training.health import CollapseWatch, refuse_not_finite
 from quintet.training.logs import Display, Log, Window
-from quintet.training.neighbours import image_clusters
 from quintet.training.objective_state import save_objective
 from quintet.training.optim import (
     clip_gradients,
@@ -43,7 +42,42 @@ from quintet.training.optim import (
 )
 from quintet.training.recipe_models import AugmentRecipe, StageRecipe
 from quintet.training.validation import check_metric, is_better, validate
-from quintet.training.word_cache import split_sentences
+
+if TYPE_CHECKING:
+    from quintet.data.negatives import NegativeLists
+
+PATIENCE = 100  # optimizer steps in a row at the flat value
+TOLERANCE = 0.01  # relative
+
+
+def refuse_not_finite(losses: dict[str, float], where: str) -> None:
+    """Stop when a term is NaN or infinite; the last checkpoint is from before it."""
+    bad = [name for name, value in losses.items() if not math.isfinite(value)]
+    if bad:
+        raise TrainingError(
+            f"{bad[0]!r} became {losses[bad[0]]} at {where}. Try a lower learning rate, gradient "
+            "clipping (clip: 2.0), or float32 instead of bfloat16. The last checkpoint is from before this step"
+        )
+
+
+class CollapseWatch:
+    """Counts steps on which every anchor's cost sits at the value it has when all scores are equal."""
+
+    def __init__(self, count: int = 0) -> None:
+        self.count = count  # part of the checkpoint
+
+    def look(self, flat: dict[str, float | None], means: dict[str, float]) -> str | None:
+        """A message when the loss has been flat for `PATIENCE` steps, once; `flat` is `Term.flat` of each term."""
+        known = {name: value for name, value in flat.items() if value is not None}
+        stuck = bool(known) and all(abs(means[name] - value) <= TOLERANCE * value for name, value in known.items())
+        self.count = self.count + 1 if stuck else 0
+        if self.count != PATIENCE:
+            return None
+        return (
+            f"the loss has stood at the margin for {PATIENCE} steps (2 x batch x margin in sum): all scores are "
+            "equal, the matcher has collapsed. Try warmup_epochs (gentler negatives first), warmup: softmax, a lower "
+            "learning rate, warmup_steps, or a smaller batch"
+        )
 
 
 @dataclass
@@ -60,10 +94,7 @@ class Position:
     stuck: int = 0
 
 
-if TYPE_CHECKING:
-    from quintet.data.negatives import NegativeLists
-
-OFFLINE, POOL = 1, 2  # the streams of random numbers that draw offline negatives, and a pool of sentences
+OFFLINE, POOL = 1, 2  # the streams of random numbers that draw offline negatives, and a pool of texts
 DRAWING = {"top_texts", "top_images", "distribution", "mean", "std", "coupled"}  # what of a recipe says how
 
 
@@ -101,17 +132,17 @@ class StageTrainer:
         self.objective = objective
         self.train_images = data.image_source(matcher, augment)
         self.validation_images = data.image_source(matcher)
-        self.train_sentences = split_sentences(data, data.train, tokenizer, matcher, device, augment)
-        self.validation_sentences = split_sentences(data, data.validation, tokenizer, matcher, device)
+        self.train_texts = split_sentences(data, data.train, tokenizer, matcher, device, augment)
+        self.validation_texts = split_sentences(data, data.validation, tokenizer, matcher, device)
         self.position = Position()
         self.graphs: StepGraphs | None = None
         if can_record(stage, device):
             self.graphs = StepGraphs(self._compute, self.trainable, display.note)
-            self.train_sentences.multiple = WORDS  # fewer lengths, fewer recordings
+            self.train_texts.multiple = WORDS  # fewer lengths, fewer recordings
         self._pending: list[tuple[int, Outcome]] = []
         self._norms: list[tuple[int, Tensor]] = []
         self._seconds = 0.0
-        self._clustered: tuple[int, np.ndarray] | None = None  # the epoch, and the cluster of every training picture
+        self._clustered: tuple[int, np.ndarray] | None = None  # the epoch, and the cluster of every training image
         if stage.compile:
             for verb in ("encode_images", "encode_texts"):
                 setattr(matcher, verb, torch.compile(getattr(matcher, verb), dynamic=verb == "encode_texts"))
@@ -126,9 +157,9 @@ class StageTrainer:
         if resumed:
             self.position = Position(**load_checkpoint(self.checkpoint, self.module, self.optimizer))
         else:
-            processes.copy_from_first(self.module)
+            distributed.broadcast_module(self.module)
         self.window, self.watch = Window(self.position.window), CollapseWatch(self.position.stuck)
-        log = Log(self.folder, self.position.step if resumed else None) if processes.is_first() else None
+        log = Log(self.folder, self.position.step if resumed else None) if distributed.is_main() else None
         plan = self._plan(self.position.epoch)
         self.steps_per_epoch = -(-len(plan) // self.stage.accumulate)
         total = self.steps_per_epoch * self.stage.epochs
@@ -146,10 +177,10 @@ class StageTrainer:
             "epoch": self.position.best_epoch,
             "steps": self.position.step,
         }
-        if processes.is_first():
+        if distributed.is_main():
             write_json(self.folder / "done.json", summary)
             self.checkpoint.unlink(missing_ok=True)
-        processes.barrier()
+        distributed.barrier()
         return summary
 
     def _plan(self, epoch: int) -> list[np.ndarray]:
@@ -161,10 +192,11 @@ class StageTrainer:
             plan = neighbour_batches(self.data.train, clusters, batches.size, batches.per_cluster, **settings)
         else:
             plan = epoch_batches(self.data.train, batches.size, **settings)
-        shared = [pairs for pairs in plan if len(pairs) >= processes.count()]
+        shared = [pairs for pairs in plan if len(pairs) >= distributed.world_size()]
         if not shared:
             raise RecipeError(
-                f"no batch has a pair for each of {processes.count()} processes (batches.size is {batches.size}); "
+                f"no batch has a pair for each of {distributed.world_size()} processes "
+                f"(batches.size is {batches.size}); "
                 "use larger batches or fewer processes"
             )
         return shared
@@ -210,13 +242,13 @@ class StageTrainer:
         self._save()
 
     def _load(self, plan: list[np.ndarray]) -> Iterator[PairBatch]:
-        shares = [pairs[processes.share(len(pairs))] for pairs in plan]
+        shares = [pairs[distributed.share(len(pairs))] for pairs in plan]
         seed = (*self.seed, self.position.epoch)
         draws = partial(self._draw, plan, self.position.batch) if self.negatives is not None else None
         for batch in load_pairs(
             self.data.train,
             self.train_images,
-            self.train_sentences,
+            self.train_texts,
             shares,
             seed=seed,
             offline=draws,
@@ -234,10 +266,10 @@ class StageTrainer:
         rng = np.random.default_rng((*self.seed, self.position.epoch, first + number, OFFLINE))
         settings = recipe.model_dump(include=DRAWING)
         rows = draw_offline(self.negatives, self.data.train, plan[number], rng, **settings)
-        return rows.take(processes.share(len(rows)))
+        return rows.take(distributed.share(len(rows)))
 
     def _pool(self, first: int, number: int) -> np.ndarray:
-        """The rows of a batch's pool of sentences, the same for every process."""
+        """The rows of a batch's pool of texts, the same for every process."""
         rng = np.random.default_rng((*self.seed, self.position.epoch, first + number, POOL))
         texts = len(self.data.train.texts)
         return rng.choice(texts, min(self.objective.pool_size, texts), replace=False)
@@ -266,11 +298,11 @@ class StageTrainer:
     def _reduce(self, values: Tensor, share: float) -> Tensor:
         if self.stage.reduction == "sum":
             return values.sum()
-        count = processes.sum_over_processes(torch.full((), float(values.numel()), device=values.device))
+        count = distributed.all_reduce_sum(torch.full((), float(values.numel()), device=values.device))
         return values.sum() / count * share
 
     def _update(self) -> None:
-        processes.sum_gradients(self.trainable)
+        distributed.sum_gradients(self.trainable)
         norm = clip_gradients(self.trainable, math.inf if self.stage.clip is None else self.stage.clip)
         self._norms.append((self.position.step, norm.detach()))
         self.optimizer.step()
@@ -297,7 +329,7 @@ class StageTrainer:
     def _flush(self) -> None:
         """Read the pending losses and gradient norms: refuse NaN, watch for collapse, add them to the log window."""
         for step, outcome in self._pending:
-            sums, counts = processes.sum_over_processes(outcome.sums).tolist()
+            sums, counts = distributed.all_reduce_sum(outcome.sums).tolist()
             means = {name: total / max(count, 1) for name, total, count in zip(outcome.flat, sums, counts, strict=True)}
             refuse_not_finite(means, f"step {step} of stage {self.stage.name!r}")
             self.window.add(means)
@@ -315,12 +347,12 @@ class StageTrainer:
         """Measure the validation split; keep the weights when they are the best so far."""
         at = self.position
         self.module.eval()
-        metrics = validate(self.matcher, self.data, self.validation_images, self.validation_sentences, self.device)
+        metrics = validate(self.matcher, self.data, self.validation_images, self.validation_texts, self.device)
         value = metrics[self.stage.select]
         better = at.epoch > self.stage.select_after and is_better(self.stage.select, value, at.best)
         if better:
             at.best, at.best_epoch, at.best_metrics = value, at.epoch, metrics
-            if processes.is_first():
+            if distributed.is_main():
                 facts = {"stage": self.stage.name, "epoch": at.epoch, "metrics": metrics}
                 save_tensors(self.folder / "selected.safetensors", self.matcher.state_dict(), facts)
             save_objective(self.folder, self.objective)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from torch import nn
 
-from quintet import processes
-from quintet.training.checkpoint import load_tensors, own_rows, save_tensors, whole_state
+from quintet import distributed
+from quintet.runs.checkpoint import load_tensors, own_rows, save_tensors, whole_state
+from quintet.runs.run import locate, read_head
 from quintet.training.recipe_models import StageRecipe
-from quintet.training.run import locate, read_head
 
 FILE = "objective.safetensors"
 
@@ -18,7 +18,7 @@ FILE = "objective.safetensors"
 def save_objective(folder: Path, objective: nn.Module) -> None:
     """Write its parameters and buffers beside the selected weights, if it has any. All processes call."""
     state = whole_state(objective)
-    if state and processes.is_first():
+    if state and distributed.is_main():
         save_tensors(folder / FILE, state, {})
 
 
@@ -57,6 +57,6 @@ def _whole_shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
     parameters = dict(module.named_parameters())
     shapes = {}
     for name, tensor in module.state_dict().items():
-        rows = processes.whole_rows(parameters[name]) if name in parameters else None
+        rows = distributed.global_rows(parameters[name]) if name in parameters else None
         shapes[name] = tuple(tensor.shape) if rows is None else (rows, *tensor.shape[1:])
     return shapes

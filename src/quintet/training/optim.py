@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 import torch
 from torch import Tensor, nn
 
-from quintet import processes
+from quintet import distributed
 from quintet.errors import RecipeError
 from quintet.training.recipe_models import OptimizerRecipe, ScheduleRecipe
 
@@ -49,14 +49,14 @@ def clip_gradients(parameters: Sequence[nn.Parameter], largest: float) -> Tensor
 
     Rows that processes share out count once, whoever has them, so that all processes scale alike.
     """
-    shared_out = [parameter for parameter in parameters if processes.whole_rows(parameter) is not None]
-    if processes.count() == 1 or not shared_out:
+    shared_out = [parameter for parameter in parameters if distributed.global_rows(parameter) is not None]
+    if distributed.world_size() == 1 or not shared_out:
         return nn.utils.clip_grad_norm_(parameters, largest)
-    rest = [parameter for parameter in parameters if processes.whole_rows(parameter) is None]
+    rest = [parameter for parameter in parameters if distributed.global_rows(parameter) is None]
     common, own = (
         nn.utils.get_total_norm([part.grad for part in parts if part.grad is not None]) for parts in (rest, shared_out)
     )
-    norm = (common.square() + processes.sum_over_processes(own.square())).sqrt()
+    norm = (common.square() + distributed.all_reduce_sum(own.square())).sqrt()
     nn.utils.clip_grads_with_norm_(parameters, largest, norm)
     return norm
 

@@ -13,12 +13,12 @@ class _Strict(BaseModel):
 
 
 class TokenizerRecipe(_Strict):
-    """How sentences become token ids."""
+    """How texts become token ids."""
 
     kind: Literal["words", "wordpiece"] = "words"
     min_count: int = Field(4, ge=1, description="words: how often a word must occur in the training split")
-    longest: int | None = Field(None, ge=3, description="longer sentences are cut to so many tokens, marks included")
-    marks: bool = Field(True, description="words: put <start> and <end> around a sentence")
+    longest: int | None = Field(None, ge=3, description="longer texts are cut to so many tokens, marks included")
+    marks: bool = Field(True, description="words: put <start> and <end> around a text")
     unknown: Literal["mark", "drop"] = Field("mark", description="words outside the vocabulary: <unk>, or left out")
     case: bool = Field(False, description="words: Dog and dog are two words")
     vocabulary: Path | None = Field(None, description="words: SCAN's JSON instead of one built here")
@@ -42,18 +42,18 @@ class TokenizerRecipe(_Strict):
 
 
 class AugmentRecipe(_Strict):
-    """Random changes of pictures and sentences in training."""
+    """Random changes of images and texts in training."""
 
     crop: Literal["none", "resized", "shift", "squeeze"] = Field(
-        "none", description="shift: a crop from a slightly larger picture; squeeze: which is made square first"
+        "none", description="shift: a crop from a slightly larger image; squeeze: which is made square first"
     )
-    flip: float = Field(0.0, ge=0, le=1, description="how often a picture is mirrored; 0 where left and right matter")
+    flip: float = Field(0.0, ge=0, le=1, description="how often an image is mirrored; 0 where left and right matter")
     regions: float = Field(0.0, ge=0, lt=1, description="features: the share of regions that are left out")
     words: float = Field(0.0, ge=0, lt=1, description="the share of words that are hidden, replaced or left out")
 
 
 class DataRecipe(_Strict):
-    """Which corpus, and how its pictures and sentences are read."""
+    """Which corpus, and how its images and texts are read."""
 
     corpus: Path | None = Field(None, description="a corpus folder; `--corpus` on the command line sets it")
     features: str | None = Field(None, description="a folder under CORPUS/features; none: the matcher reads pixels")
@@ -67,7 +67,7 @@ class DataRecipe(_Strict):
     )
     keep: Literal["auto", "disk", "device"] = Field(
         "auto",
-        description="where pictures wait: device memory, or disk; auto: features in a GPU's where they fit easily",
+        description="where images wait: device memory, or disk; auto: features in a GPU's where they fit easily",
     )
     workers: int = Field(0, ge=0, description="processes that load batches; 0: the training process itself")
     limit: int | None = Field(None, ge=2, description="train on the first so many groups only, for trials")
@@ -79,7 +79,7 @@ class DataRecipe(_Strict):
         if self.features is None and self.augment.regions:
             raise ValueError("augment.regions is for features, and this recipe reads pixels; use augment.crop")
         if self.text_cache != "none" and self.augment.words:
-            raise ValueError("augment.words changes sentences, and text_cache keeps features of unchanged ones")
+            raise ValueError("augment.words changes texts, and text_cache keeps features of unchanged ones")
         return self
 
 
@@ -124,7 +124,7 @@ class NegativesRecipe(_Strict):
     mean: float = Field(0.5, ge=0, le=1, description="normal: its centre, as a fraction of the list")
     std: float = Field(0.25, gt=0, description="normal: likewise")
     coupled: bool = Field(False, description="one draw for text and image, as in the released code")
-    exclude_duplicates: bool = Field(False, description="leave out sentences equal to one of the anchor's own")
+    exclude_duplicates: bool = Field(False, description="leave out texts equal to one of the anchor's own")
     false_negative_margin: float | None = Field(
         None, description="leave out candidates that score too near the positive"
     )

@@ -6,11 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
-from quintet import processes
+from quintet import distributed
+from quintet.data.negatives import NegativeLists
 from quintet.data.tokenizers import Tokenizer, load_tokenizer
-from quintet.errors import RunError
+from quintet.errors import RecipeError, RunError, suggest
 from quintet.files import read_json, write_text
+from quintet.mining.run import mine_run
+from quintet.models import MODELS
+from quintet.runs.checkpoint import load_tensors
+from quintet.runs.devices import pick_device
+from quintet.runs.run import finish_run, load_weights, locate, open_run, read_head, shipped_runs, start_run
 from quintet.training.build import (
     TrainingData,
     build_matcher,
@@ -21,17 +28,67 @@ from quintet.training.build import (
     keep_inputs,
     open_data,
 )
-from quintet.training.categories import assign_categories
-from quintet.training.check import check_stages
-from quintet.training.checkpoint import load_tensors
-from quintet.training.devices import pick_device
+from quintet.training.clusters import assign_categories, require_clustering
 from quintet.training.logs import Display, Silent
 from quintet.training.loop import StageTrainer
-from quintet.training.negatives import stage_negatives
 from quintet.training.objective_state import continue_objective
+from quintet.training.optim import freeze, make_optimizer
 from quintet.training.recipe import load_recipe, recipe_yaml, with_whole_paths
-from quintet.training.recipe_models import Recipe, StageRecipe
-from quintet.training.run import finish_run, load_weights, read_head, start_run
+from quintet.training.recipe_models import NegativesRecipe, Recipe, StageRecipe
+from quintet.training.validation import check_metric
+
+
+def check_stages(recipe: Recipe, model: dict[str, Any], tokenizer: Tokenizer, data: TrainingData) -> None:
+    """Build what each stage names, once, and throw it away: a slip in the last stage is told before the first runs."""
+    matcher = MODELS.create(model["name"], **model["arguments"])
+    if recipe.data.augment.words:
+        tokenizer.kinds()  # a vocabulary without a mask is told now
+    trainable = {parameter: parameter.requires_grad for parameter in matcher.parameters()}
+    for number, stage in enumerate(recipe.stages):
+        earlier = [before.name for before in recipe.stages[:number]]
+        _check_source(f"stage {stage.name!r}: init", stage.init, ["scratch", *(["previous"] if number else [])])
+        if stage.negatives is not None:
+            _check_source(f"stage {stage.name!r}: negatives.from", stage.negatives.source, earlier)
+        check_metric(stage.select)
+        objective = build_objective(stage, matcher, tokenizer, data)
+        wants_categories = any(getattr(part, "categories", None) for part in objective.parts.values())
+        if stage.batches.kind == "neighbours" or wants_categories:
+            require_clustering()
+        module = nn.ModuleDict({"matcher": matcher, "objective": objective})
+        freeze(module, stage.freeze)
+        make_optimizer(module, stage.optimizer)
+        for parameter, wanted in trainable.items():
+            parameter.requires_grad_(wanted)
+
+
+def _check_source(where: str, name: str, known: list[str]) -> None:
+    """A name that is known, or a run folder."""
+    if name in known:
+        return
+    if not Path(name).exists() and name not in shipped_runs():
+        hint = f"; {suggest(name, known)}" if known else ""
+        raise RecipeError(f"{where}: {name!r} is no run folder, and no name that means anything here{hint}")
+    read_head(locate(name)[0])
+
+
+def stage_negatives(
+    recipe: NegativesRecipe,
+    *,
+    out: Path,
+    stages: list[str],
+    folder: Path,
+    data: TrainingData,
+    device: torch.device,
+    display: Display,
+) -> NegativeLists:
+    """Open the lists in `folder`, or mine them first. A mining that was killed goes on where it was."""
+    own = recipe.source in stages
+    miner = open_run(out, stage=recipe.source, device=device) if own else open_run(recipe.source, device=device)
+    counts = f"{len(data.train.images)} images and {len(data.train.texts)} texts"
+    display.info(f"hard negatives of {counts}, mined with {miner.name}")
+    lists = mine_run(miner, data.corpus, data.train, folder / "negatives", device=device, **recipe.mining())
+    lists.check(data.train, miner.weights_checksum)
+    return lists
 
 
 def train(recipe: Recipe, out: Path | str, *, device: str = "auto", display: Display | None = None) -> dict[str, Any]:
@@ -43,12 +100,12 @@ def train(recipe: Recipe, out: Path | str, *, device: str = "auto", display: Dis
         )
     display = display or Silent()
     place = pick_device(device)
-    with processes.joined(place):
+    with distributed.process_group(place):
         data = open_data(recipe, display.note)
         tokenizer = build_tokenizer(recipe.data.tokenizer, data.train)
         model = complete_model(recipe, data, tokenizer)
         check_stages(recipe, model, tokenizer, data)
-        if processes.is_first():
+        if distributed.is_main():
             write_text(out / "recipe.yaml", recipe_yaml(with_whole_paths(recipe)))
             start_run(
                 out,
@@ -59,7 +116,7 @@ def train(recipe: Recipe, out: Path | str, *, device: str = "auto", display: Dis
                 corpus=data.corpus.root,
                 splits=data.checksums(),
             )
-        processes.barrier()
+        distributed.barrier()
         return _run_stages(recipe, out, data, tokenizer, place, display)
 
 
@@ -73,7 +130,7 @@ def resume(out: Path | str, *, device: str = "auto", display: Display | None = N
         raise RunError(f"{out} stopped before its first step and cannot be resumed; remove the folder and train again")
     display = display or Silent()
     place = pick_device(device)
-    with processes.joined(place):
+    with distributed.process_group(place):
         recipe = load_recipe(out / "recipe.yaml")
         data = open_data(recipe, display.note)
         if head.get("splits") != data.checksums():
@@ -96,16 +153,16 @@ def _run_stages(
         folder = out / "stages" / stage.name
         if (folder / "done.json").is_file():
             summaries[stage.name] = read_json(folder / "done.json")
-            if processes.is_first():  # killed between the two: the stage is done, its checkpoint is of no more use
+            if distributed.is_main():  # killed between the two: the stage is done, its checkpoint is of no more use
                 (folder / "checkpoint.safetensors").unlink(missing_ok=True)
         else:
             trainer = _make_trainer(recipe, number, stage, model, data, tokenizer, out, previous, device, display)
             summaries[stage.name] = trainer.run(resume=True)
         previous = folder / "selected.safetensors"
     assert previous is not None
-    if processes.is_first():
+    if distributed.is_main():
         finish_run(out, load_tensors(previous)[0], {"stages": summaries})
-    processes.barrier()
+    distributed.barrier()
     return summaries
 
 
@@ -122,7 +179,7 @@ def _make_trainer(
     display: Display,
 ) -> StageTrainer:
     folder = out / "stages" / stage.name
-    # The same first weights whether or not an earlier stage ran in this process; dropout differs between processes.
+    # The same first weights whether or not an earlier stage ran in this process; dropout differs between distributed.
     torch.manual_seed(_mix(recipe.seed, number, 0))
     matcher = build_matcher(model, recipe.data.tokenizer, tokenizer, recipe.seed)
     weights = initial_weights(stage, previous)
@@ -137,7 +194,7 @@ def _make_trainer(
         negatives = stage_negatives(
             stage.negatives, out=out, stages=names, folder=folder, data=data, device=device, display=display
         )
-    torch.manual_seed(_mix(recipe.seed, number, 1 + processes.rank()))
+    torch.manual_seed(_mix(recipe.seed, number, 1 + distributed.rank()))
     return StageTrainer(
         stage,
         matcher,

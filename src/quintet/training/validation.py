@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from quintet import processes
+from quintet import distributed
 from quintet.codes import Codes
-from quintet.data.loading import ImageSource, Sentences, image_batches, text_batches
+from quintet.data.loading import ImageSource, TokenizedTexts, image_batches, text_batches
 from quintet.errors import CorpusError, RecipeError, suggest
 from quintet.evaluation.evaluate import encode_split, evaluate_members
 from quintet.evaluation.metrics import retrieval_metrics
@@ -37,20 +37,20 @@ def is_better(name: str, value: float, best: float | None) -> bool:
 
 
 def validate(
-    matcher: Any, data: TrainingData, source: ImageSource, sentences: Sentences, device: torch.device
+    matcher: Any, data: TrainingData, source: ImageSource, sentences: TokenizedTexts, device: torch.device
 ) -> dict[str, float]:
-    """The metrics of the validation split, whose pictures `source` has and whose texts `sentences` are.
+    """The metrics of the validation split, whose images `source` has and whose texts `texts` are.
 
     Each process encodes its share; all of them measure the whole.
     """
     split = data.validation
-    if len(split.images) < processes.count():
+    if len(split.images) < distributed.world_size():
         raise CorpusError(f"split {split.name!r} has fewer images than there are processes; use fewer processes")
-    images = split.images[processes.share(len(split.images))]
+    images = split.images[distributed.share(len(split.images))]
     codes = encode_split(
         matcher,
         image_batches(source, images, BATCH),
-        text_batches(sentences, BATCH, processes.share(len(split.texts))),
+        text_batches(sentences, BATCH, distributed.share(len(split.texts))),
         device=device,
         keep=device,
     )
@@ -62,4 +62,4 @@ def validate(
 
 def _gathered(codes: Codes, total: int) -> Codes:
     with torch.no_grad():
-        return processes.gather_codes(codes, total)
+        return distributed.gather_codes(codes, total)

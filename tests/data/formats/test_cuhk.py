@@ -26,7 +26,7 @@ def make_source(folder: Path, rows: list[dict[str, Any]], name: str = "reid_raw.
     return folder
 
 
-def test_identities_are_groups_and_captions_name_their_picture(tmp_path: Path) -> None:
+def test_identities_are_groups_and_captions_name_their_image(tmp_path: Path) -> None:
     corpus = import_corpus("cuhk", make_source(tmp_path / "s", ROWS), tmp_path / "out")
     assert corpus.splits == {"train": ["1"], "dev": ["7"], "test": ["9"]}
     train = corpus.split("train")
@@ -43,13 +43,13 @@ def without_split() -> list[dict[str, Any]]:
 
 def test_no_split_field_is_explained(tmp_path: Path) -> None:
     source = make_source(tmp_path / "s", without_split(), "caption_all.json")
-    with pytest.raises(CorpusError, match=r"picture 0 lacks the field 'split' \(caption_all.json has none.*file_order"):
+    with pytest.raises(CorpusError, match=r"image 0 lacks the field 'split' \(caption_all.json has none.*file_order"):
         import_corpus("cuhk", source, tmp_path / "out")
 
 
 def test_file_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = make_source(tmp_path / "s", without_split(), "caption_all.json")
-    with pytest.raises(CorpusError, match="4 pictures, but file_order splits a file of exactly 40,206"):
+    with pytest.raises(CorpusError, match="4 images, but file_order splits a file of exactly 40,206"):
         import_corpus("cuhk", source, tmp_path / "out", file_order="true")
     monkeypatch.setattr(cuhk, "FILE_ORDER", {"train": 2, "dev": 1, "test": 1})
     corpus = import_corpus("cuhk", source, tmp_path / "out", file_order="true")
@@ -62,7 +62,7 @@ def test_a_person_in_two_splits(tmp_path: Path) -> None:
         import_corpus("cuhk", make_source(tmp_path / "s", rows), tmp_path / "out")
 
 
-def test_a_picture_without_captions_stays_with_its_person(tmp_path: Path) -> None:
+def test_a_image_without_captions_stays_with_its_person(tmp_path: Path) -> None:
     rows = [*ROWS, {"split": "train", "file_path": "cam/5.png", "captions": [], "id": 1}]
     corpus = import_corpus("cuhk", make_source(tmp_path / "s", rows), tmp_path / "out")
     assert len(corpus.split("train").images) == 3
@@ -75,19 +75,19 @@ def test_a_person_without_captions_is_left_out_with_a_note(tmp_path: Path) -> No
     assert corpus.splits["train"] == ["1"]
     assert corpus.notes == [
         "skipped 1 empty captions, first cam/5.png#0",
-        "skipped 1 pictures without a caption, first cam/5.png",
+        "skipped 1 images without a caption, first cam/5.png",
     ]
 
 
 @pytest.mark.parametrize("captions", ["A man.", [1], None])
 def test_captions_of_another_kind(tmp_path: Path, captions: Any) -> None:
     source = make_source(tmp_path / "s", [ROWS[0] | {"captions": captions}])
-    with pytest.raises(CorpusError, match="must be a list of sentences"):
+    with pytest.raises(CorpusError, match="must be a list of texts"):
         import_corpus("cuhk", source, tmp_path / "out")
 
 
 def test_another_json_file(tmp_path: Path) -> None:
     source = make_source(tmp_path / "s", [])
     (source / "reid_raw.json").write_text("{}")
-    with pytest.raises(CorpusError, match="expected a list of pictures"):
+    with pytest.raises(CorpusError, match="expected a list of images"):
         import_corpus("cuhk", source, tmp_path / "out")

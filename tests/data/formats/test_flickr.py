@@ -29,7 +29,7 @@ def make_source(folder: Path, tokens: str | bytes = TOKENS) -> Path:
     return folder
 
 
-def test_tokens_lists_and_pictures(tmp_path: Path) -> None:
+def test_tokens_lists_and_images(tmp_path: Path) -> None:
     source = make_source(tmp_path / "flickr8k")
     corpus = import_corpus("flickr", source, tmp_path / "out")
     assert corpus.name == "flickr8k"
@@ -40,9 +40,9 @@ def test_tokens_lists_and_pictures(tmp_path: Path) -> None:
         ("2.jpg#0", "Ein größerer Hund ."),
         ("3.jpg#0", "A cat ."),
     ]
-    assert corpus.picture(corpus.images[0]) == source / "images" / "1.jpg"
+    assert corpus.image_path(corpus.images[0]) == source / "images" / "1.jpg"
     assert corpus.notes == [
-        "skipped 1 pictures of the token file that are in no split, first 4.jpg.1",
+        "skipped 1 images of the token file that are in no split, first 4.jpg.1",
         "skipped 1 empty captions, first 2.jpg#1",
     ]
     assert Corpus.open(tmp_path / "out").texts == corpus.texts
@@ -53,14 +53,14 @@ def test_text_ids_keep_the_numbers_of_the_file(tmp_path: Path) -> None:
     assert [text.id for text in import_corpus("flickr", source, tmp_path / "out").texts][:2] == ["1.jpg#1", "1.jpg#3"]
 
 
-def test_a_missing_picture_is_a_note_or_an_error(tmp_path: Path) -> None:
+def test_a_missing_image_is_a_note_or_an_error(tmp_path: Path) -> None:
     source = make_source(tmp_path / "s")
     (source / "images" / "3.jpg").unlink()
-    with pytest.raises(CorpusError, match=r"pictures that do not exist: .*3\.jpg"):
+    with pytest.raises(CorpusError, match=r"images that do not exist: .*3\.jpg"):
         import_corpus("flickr", source, tmp_path / "out", strict=True)
     corpus = import_corpus("flickr", source, tmp_path / "out")
     assert "test" not in corpus.splits
-    assert any("pictures that do not exist" in note for note in corpus.notes)
+    assert any("images that do not exist" in note for note in corpus.notes)
     assert "split 'test' came out empty and was left out" in corpus.notes
 
 
@@ -73,7 +73,7 @@ def test_captions_that_are_not_utf8_are_named_by_line(tmp_path: Path) -> None:
 
 def test_a_line_without_a_number(tmp_path: Path) -> None:
     source = make_source(tmp_path / "s", "1.jpg#0\tA dog .\nnonsense\n")
-    with pytest.raises(CorpusError, match="line 2: expected PICTURE#NUMBER"):
+    with pytest.raises(CorpusError, match="line 2: expected IMAGE#NUMBER"):
         import_corpus("flickr", source, tmp_path / "out")
 
 
@@ -83,18 +83,18 @@ def test_an_id_that_occurs_twice(tmp_path: Path) -> None:
         import_corpus("flickr", source, tmp_path / "out")
 
 
-def test_a_picture_in_two_splits(tmp_path: Path) -> None:
+def test_a_image_in_two_splits(tmp_path: Path) -> None:
     source = make_source(tmp_path / "s")
     (source / "Flickr_8k.testImages.txt").write_text("1.jpg\n")
     with pytest.raises(CorpusError, match=r"'1\.jpg' is listed twice, in split 'train' and in split 'test'"):
         import_corpus("flickr", source, tmp_path / "out")
 
 
-def test_a_listed_picture_without_captions_is_noted(tmp_path: Path) -> None:
+def test_a_listed_image_without_captions_is_noted(tmp_path: Path) -> None:
     source = make_source(tmp_path / "s")
     (source / "Flickr_8k.testImages.txt").write_text("3.jpg\n9.jpg\n")
     notes = import_corpus("flickr", source, tmp_path / "out").notes
-    assert "skipped 1 pictures of split 'test' without a caption in the token file, first 9.jpg" in notes
+    assert "skipped 1 images of split 'test' without a caption in the token file, first 9.jpg" in notes
 
 
 def test_unusual_names_are_given_as_options(tmp_path: Path) -> None:
@@ -103,9 +103,9 @@ def test_unusual_names_are_given_as_options(tmp_path: Path) -> None:
     (source / "Flickr8k.token.txt").rename(source / "words")
     with pytest.raises(CorpusError, match=r"no token file .* option tokens=PATH"):
         import_corpus("flickr", source, tmp_path / "out")
-    with pytest.raises(CorpusError, match=r"no folder of pictures .* option pictures=PATH"):
+    with pytest.raises(CorpusError, match=r"no folder of images .* option images=PATH"):
         import_corpus("flickr", source, tmp_path / "out", tokens="words")
-    corpus = import_corpus("flickr", source, tmp_path / "out", tokens="words", pictures=str(source / "photos"))
+    corpus = import_corpus("flickr", source, tmp_path / "out", tokens="words", images=str(source / "photos"))
     assert len(corpus.images) == 3
 
 
@@ -116,4 +116,4 @@ def test_the_real_flickr8k(shared: Path, tmp_path: Path) -> None:
     assert {name: len(groups) for name, groups in corpus.splits.items()} == {"train": 6000, "dev": 1000, "test": 1000}
     assert (len(corpus.images), len(corpus.texts)) == (8000, 40_000)
     assert len(corpus.notes) == 1
-    assert "skipped 92 pictures" in corpus.notes[0]
+    assert "skipped 92 images" in corpus.notes[0]

@@ -12,7 +12,7 @@ from quintet.data.formats import import_corpus
 from quintet.errors import CorpusError
 
 
-def make_pictures(folder: Path, *names: str) -> Path:
+def make_images(folder: Path, *names: str) -> Path:
     for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (2, 2)).save(folder / name)
@@ -24,7 +24,7 @@ def sentences(corpus: Any) -> dict[str, list[str]]:
 
 
 def test_csv_with_quoted_captions(tmp_path: Path) -> None:
-    source = make_pictures(tmp_path / "s", "a.png", "b.png")
+    source = make_images(tmp_path / "s", "a.png", "b.png")
     (source / "captions.csv").write_text(
         'image,caption\na.png,"A dog, brown"\na.png,"Two\nlines ""quoted"""\nb.png,Größe\n', encoding="utf-8-sig"
     )
@@ -33,7 +33,7 @@ def test_csv_with_quoted_captions(tmp_path: Path) -> None:
 
 
 def test_tsv_takes_quotation_marks_as_they_are(tmp_path: Path) -> None:
-    source = make_pictures(tmp_path / "s", "a.png", "b.png", "c.png")
+    source = make_images(tmp_path / "s", "a.png", "b.png", "c.png")
     rows = 'file_name\ttext\na.png\t"Stop" says the sign\nb.png\t"A ""whole"" quoted field"\nc.png\t"lone mark\n'
     (source / "x.tsv").write_text(rows)
     corpus = import_corpus("folder", source, tmp_path / "out")
@@ -41,7 +41,7 @@ def test_tsv_takes_quotation_marks_as_they_are(tmp_path: Path) -> None:
 
 
 def test_jsonl_with_lists_splits_and_groups(tmp_path: Path) -> None:
-    source = make_pictures(tmp_path / "s", "images/a.png", "images/b.png", "images/c.png")
+    source = make_images(tmp_path / "s", "images/a.png", "images/b.png", "images/c.png")
     rows = [
         {"image": "a.png", "captions": ["One.", "Two."], "split": "Train", "group": "x"},
         {"image": "b.png", "captions": "Three.", "split": "training", "group": "x"},
@@ -51,13 +51,13 @@ def test_jsonl_with_lists_splits_and_groups(tmp_path: Path) -> None:
     corpus = import_corpus("folder", source, tmp_path / "out")
     assert corpus.splits == {"train": ["x"], "dev": ["7"]}
     assert [(text.id, text.group, text.image) for text in corpus.texts][2] == ("b.png#0", "x", "b.png")
-    assert all(corpus.picture(image).is_file() for image in corpus.images)
+    assert all(corpus.image_path(image).is_file() for image in corpus.images)
 
 
 def test_parquet(tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
-    source = make_pictures(tmp_path / "s", "a.png", "b.png")
+    source = make_images(tmp_path / "s", "a.png", "b.png")
     table = pyarrow.table({"path": ["a.png", "b.png"], "caption": [["One.", "Größe."], ["Two."]]})
     parquet.write_table(table, source / "t.parquet")
     corpus = import_corpus("folder", source, tmp_path / "out")
@@ -69,23 +69,23 @@ def test_parquet(tmp_path: Path) -> None:
 
 def test_parquet_without_pyarrow_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    source = make_pictures(tmp_path / "s", "a.png")
+    source = make_images(tmp_path / "s", "a.png")
     (source / "t.parquet").write_bytes(b"PAR1")
     with pytest.raises(CorpusError, match=r"pip install 'quintet\[data\]'"):
         import_corpus("folder", source, tmp_path / "out")
 
 
 def test_sidecar_files(tmp_path: Path) -> None:
-    source = make_pictures(tmp_path / "s", "a.png", "deep/b.JPG", "c.png", ".hidden.png")
+    source = make_images(tmp_path / "s", "a.png", "deep/b.JPG", "c.png", ".hidden.png")
     (source / "a.txt").write_text("One.\r\n\nTwo.\n")
     (source / "deep" / "b.JPG.txt").write_text("Drei Äpfel", encoding="utf-8")
     corpus = import_corpus("folder", source, tmp_path / "out")
     assert sentences(corpus) == {"a.png": ["One.", "Two."], "deep/b.JPG": ["Drei Äpfel"]}
-    assert "skipped 1 pictures without a caption, first c.png" in corpus.notes
+    assert "skipped 1 images without a caption, first c.png" in corpus.notes
 
 
 def test_sidecar_that_is_not_utf8(tmp_path: Path) -> None:
-    source = make_pictures(tmp_path / "s", "a.png")
+    source = make_images(tmp_path / "s", "a.png")
     (source / "a.txt").write_bytes(b"fine\ncaf\xe9\n")
     with pytest.raises(CorpusError, match=r"a\.txt, line 2: not UTF-8"):
         import_corpus("folder", source, tmp_path / "out")
@@ -100,14 +100,14 @@ def test_sidecar_that_is_not_utf8(tmp_path: Path) -> None:
     ],
 )
 def test_tables_that_are_not_utf8(tmp_path: Path, name: str, data: bytes, line: int) -> None:
-    source = make_pictures(tmp_path / "s", "a.png")
+    source = make_images(tmp_path / "s", "a.png")
     (source / name).write_bytes(data)
     with pytest.raises(CorpusError, match=f"{name}, line {line}: not .*UTF-8"):
         import_corpus("folder", source, tmp_path / "out")
 
 
 def test_columns_by_option_and_by_typo(tmp_path: Path) -> None:
-    source = make_pictures(tmp_path / "s", "a.png")
+    source = make_images(tmp_path / "s", "a.png")
     (source / "t.csv").write_text("bild,eins,zwei\na.png,One.,Two.\n")
     with pytest.raises(
         CorpusError, match="no image column among bild, eins, zwei; name it with the option image=COLUMN"
@@ -120,7 +120,7 @@ def test_columns_by_option_and_by_typo(tmp_path: Path) -> None:
 
 
 def test_a_delimiter_of_its_own(tmp_path: Path) -> None:
-    source = make_pictures(tmp_path / "s", "a.png")
+    source = make_images(tmp_path / "s", "a.png")
     (source / "results.txt").write_text("image_name|comment\na.png|A dog, brown\n")
     corpus = import_corpus("folder", source / "results.txt", tmp_path / "out", delimiter="|")
     assert sentences(corpus) == {"a.png": ["A dog, brown"]}
@@ -128,14 +128,14 @@ def test_a_delimiter_of_its_own(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("row", ["a.png", "a.png,A dog, brown"])
 def test_a_row_with_another_number_of_columns(tmp_path: Path, row: str) -> None:
-    source = make_pictures(tmp_path / "s", "a.png")
+    source = make_images(tmp_path / "s", "a.png")
     (source / "t.csv").write_text(f"image,caption\na.png,Fine.\n{row}\n")
     with pytest.raises(CorpusError, match="line 3: 2 columns in the header"):
         import_corpus("folder", source, tmp_path / "out")
 
 
 def test_several_tables_need_a_choice(tmp_path: Path) -> None:
-    source = make_pictures(tmp_path / "s", "a.png")
+    source = make_images(tmp_path / "s", "a.png")
     for name in ("one.csv", "two.csv"):
         (source / name).write_text(f"image,caption\na.png,{name}\n")
     with pytest.raises(CorpusError, match=r"several tables \(one.csv, two.csv\)"):
@@ -143,14 +143,14 @@ def test_several_tables_need_a_choice(tmp_path: Path) -> None:
     assert import_corpus("folder", source, tmp_path / "out", table="two.csv").texts[0].text == "two.csv"
 
 
-def test_missing_pictures_and_empty_captions_are_noted_or_refused(tmp_path: Path) -> None:
-    source = make_pictures(tmp_path / "s", "a.png")
+def test_missing_images_and_empty_captions_are_noted_or_refused(tmp_path: Path) -> None:
+    source = make_images(tmp_path / "s", "a.png")
     (source / "t.csv").write_text("image,caption\na.png,Fine.\na.png, \ngone.png,Lost.\n")
     corpus = import_corpus("folder", source, tmp_path / "out")
     assert sentences(corpus) == {"a.png": ["Fine."]}
-    assert any(note.startswith("skipped 1 pictures that do not exist") for note in corpus.notes)
+    assert any(note.startswith("skipped 1 images that do not exist") for note in corpus.notes)
     assert "skipped 1 empty captions, first a.png#1" in corpus.notes
-    with pytest.raises(CorpusError, match="pictures that do not exist"):
+    with pytest.raises(CorpusError, match="images that do not exist"):
         import_corpus("folder", source, tmp_path / "strict", strict="yes")
 
 
@@ -160,17 +160,17 @@ def test_nothing_to_import(tmp_path: Path) -> None:
         import_corpus("folder", tmp_path / "s", tmp_path / "out")
 
 
-def test_a_picture_in_two_splits(tmp_path: Path) -> None:
-    source = make_pictures(tmp_path / "s", "a.png")
+def test_a_image_in_two_splits(tmp_path: Path) -> None:
+    source = make_images(tmp_path / "s", "a.png")
     (source / "t.csv").write_text("image,caption,split\na.png,One.,train\na.png,Two.,test\n")
-    with pytest.raises(CorpusError, match=r"row 3: picture 'a.png' was in another split"):
+    with pytest.raises(CorpusError, match=r"row 3: image 'a.png' was in another split"):
         import_corpus("folder", source, tmp_path / "out")
 
 
 def test_the_split_by_hash_is_stable_and_near_its_shares(tmp_path: Path) -> None:
-    source = make_pictures(tmp_path / "s", *(f"{n}.png" for n in range(200)))
+    source = make_images(tmp_path / "s", *(f"{n}.png" for n in range(200)))
     for n in range(200):
-        (source / f"{n}.txt").write_text(f"Picture {n}.")
+        (source / f"{n}.txt").write_text(f"Image {n}.")
     first = import_corpus("folder", source, tmp_path / "one", fractions="0.5,0.25,0.25")
     sizes = {name: len(groups) for name, groups in first.splits.items()}
     assert sum(sizes.values()) == 200
@@ -186,6 +186,6 @@ def test_the_split_by_hash_is_stable_and_near_its_shares(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("fractions", ["0.8,0.1", "0.8,0.1,0.2", "a,b,c", "1.5,-0.5,0"])
 def test_fractions_that_make_no_sense(tmp_path: Path, fractions: str) -> None:
-    source = make_pictures(tmp_path / "s", "a.png")
+    source = make_images(tmp_path / "s", "a.png")
     with pytest.raises(CorpusError, match="three shares"):
         import_corpus("folder", source, tmp_path / "out", fractions=fractions)

@@ -11,7 +11,7 @@ from PIL import Image
 
 from quintet.data.corpus import Corpus
 from quintet.data.formats import FORMATS, get_format, import_corpus
-from quintet.data.formats.assembly import picture_name
+from quintet.data.formats.assembly import image_name
 from quintet.errors import CorpusError
 
 
@@ -52,7 +52,7 @@ def test_a_source_that_does_not_exist(tmp_path: Path) -> None:
         import_corpus("folder", tmp_path / "nowhere", tmp_path / "out")
 
 
-def test_pictures_outside_are_pointed_at_absolutely(
+def test_images_outside_are_pointed_at_absolutely(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -61,7 +61,7 @@ def test_pictures_outside_are_pointed_at_absolutely(
     assert not (tmp_path / "out" / "pictures").exists()
 
 
-def test_pictures_inside_are_pointed_at_relatively(source: Path) -> None:
+def test_images_inside_are_pointed_at_relatively(source: Path) -> None:
     corpus = import_corpus("folder", source, source)
     assert [image.path for image in corpus.images] == ["a.png", "deep/a.png"]
 
@@ -74,7 +74,7 @@ def test_a_copy_can_be_moved(source: Path, tmp_path: Path) -> None:
     corpus = Corpus.open(tmp_path / "moved")
     assert corpus.name == "mine"
     assert [image.path for image in corpus.images] == ["pictures/a.png", "pictures/deep/a.png"]
-    assert all(corpus.picture(image).is_file() for image in corpus.images)
+    assert all(corpus.image_path(image).is_file() for image in corpus.images)
 
 
 def test_a_corpus_is_not_overwritten_unless_told(source: Path, tmp_path: Path) -> None:
@@ -105,9 +105,9 @@ def test_scenes_need_no_source(tmp_path: Path) -> None:
 
 
 @given(ids=st.lists(st.text(max_size=12), unique=True, max_size=8))
-def test_picture_names_differ_and_stay_inside(ids: list[str]) -> None:
+def test_image_names_differ_and_stay_inside(ids: list[str]) -> None:
     taken: set[str] = set()
-    names = [picture_name(id_, ".jpg", taken) for id_ in ids]
+    names = [image_name(id_, ".jpg", taken) for id_ in ids]
     assert len({name.lower() for name in names}) == len(ids)
     root = Path("/some/folder")
     for name in names:

@@ -10,11 +10,11 @@ from PIL import Image
 from quintet.data.formats import import_corpus
 from quintet.data.formats.scenes import make_scenes
 from quintet.errors import CorpusError
+from quintet.features.job import FeatureJob
 from quintet.mining.journal import remove_journal
-from quintet.training.feature_job import FeatureJob
 
 
-def test_a_copied_picture_does_not_replace_another(tmp_path: Path) -> None:
+def test_a_copied_image_does_not_replace_another(tmp_path: Path) -> None:
     source, out = tmp_path / "source", tmp_path / "out"
     for folder in (source, out / "pictures"):
         folder.mkdir(parents=True)

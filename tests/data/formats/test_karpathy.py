@@ -43,7 +43,7 @@ def test_flickr30k(tmp_path: Path) -> None:
     assert corpus.splits == {"train": ["0.jpg"], "dev": ["1.jpg"], "test": ["2.jpg"]}
     assert corpus.texts[1].text == "Größe"
     assert corpus.images[0].extra == {"imgid": 0}
-    assert corpus.picture(corpus.images[0]).is_file()
+    assert corpus.image_path(corpus.images[0]).is_file()
 
 
 @pytest.mark.parametrize(
@@ -68,14 +68,14 @@ def test_cocos_folders_may_lie_beside_the_file(tmp_path: Path) -> None:
     (source / "images").rmdir()
     corpus = import_corpus("karpathy", source, tmp_path / "out")
     assert len(corpus.images) == 4
-    assert all(corpus.picture(image).is_file() for image in corpus.images)
+    assert all(corpus.image_path(image).is_file() for image in corpus.images)
 
 
 def test_restval_is_joined_unless_told(tmp_path: Path) -> None:
     source = make_source(tmp_path / "s", COCO, "dataset_coco.json")
     corpus = import_corpus("karpathy", source, tmp_path / "out")
     assert len(corpus.splits["train"]) == 2
-    assert corpus.notes == ["1 pictures of split 'restval' were joined to 'train'"]
+    assert corpus.notes == ["1 images of split 'restval' were joined to 'train'"]
 
 
 def test_any_number_of_captions_or_the_first_ones(tmp_path: Path) -> None:

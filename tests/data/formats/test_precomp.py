@@ -27,7 +27,7 @@ def write_split(
     folder.mkdir(exist_ok=True)
     rng = np.random.default_rng([first, images])
     features = rng.normal(size=(images, REGIONS, DIM)).astype(np.float32)
-    lines = captions or [f"picture {first + image} caption {n}" for image in range(images) for n in range(per_image)]
+    lines = captions or [f"image {first + image} caption {n}" for image in range(images) for n in range(per_image)]
     (folder / f"{split}_caps.txt").write_text("".join(line + "\n" for line in lines), encoding="utf-8")
     np.save(folder / f"{split}_ims.npy", np.repeat(features, per_image, axis=0) if repeat else features)
     if ids:
@@ -54,7 +54,7 @@ def test_both_row_conventions(tmp_path: Path, repeat: bool, ids: bool, per_image
         assert batch.fragments is not None
         assert np.array_equal(batch.fragments.numpy(), features)
         for text, code in zip(split.texts, split.text_groups, strict=True):
-            assert text.text.startswith(f"picture {code + (7 if name == 'test' else 0)} ")
+            assert text.text.startswith(f"image {code + (7 if name == 'test' else 0)} ")
         assert len(split.texts) == per_image * len(features)
 
 
@@ -175,7 +175,7 @@ def write_boxes(folder: Path, rows: int, sizes: np.ndarray | None) -> np.ndarray
 
 
 @pytest.mark.parametrize("order", ["wh", "hw"])
-def test_boxes_in_pixels_are_scaled_by_the_pictures_size(tmp_path: Path, order: str) -> None:
+def test_boxes_in_pixels_are_scaled_by_the_images_size(tmp_path: Path, order: str) -> None:
     write_split(tmp_path / "s", "train", 4)
     sizes = np.array([[640, 48], [500, 37], [100, 10], [600, 40]])
     share = write_boxes(tmp_path / "s", 4, sizes)
@@ -191,7 +191,7 @@ def test_sizes_in_the_wrong_order_are_noticed(tmp_path: Path) -> None:
     sizes = np.array([[640, 48]] * 4)
     write_boxes(tmp_path / "s", 4, sizes)
     np.save(tmp_path / "s" / "train_img_sizes.npy", sizes[:, ::-1])
-    with pytest.raises(CorpusError, match=r"reach beyond the picture.*size_order=hw"):
+    with pytest.raises(CorpusError, match=r"reach beyond the image.*size_order=hw"):
         import_corpus("precomp", tmp_path / "s", tmp_path / "out")
 
 
@@ -199,7 +199,7 @@ def test_boxes_without_sizes(tmp_path: Path) -> None:
     write_split(tmp_path / "s", "train", 4)
     write_boxes(tmp_path / "s", 4, np.array([[640, 480]] * 4))
     corpus = import_corpus("precomp", tmp_path / "s", tmp_path / "out")
-    assert "box files in pixels without the pictures' sizes" in corpus.notes[0]
+    assert "box files in pixels without the images' sizes" in corpus.notes[0]
     write_boxes(tmp_path / "s", 4, None)  # in 0..1 already: used in place
     import_corpus("precomp", tmp_path / "s", tmp_path / "out2")
     part = FeatureStore(tmp_path / "out2" / "features" / "regions").manifest["parts"][0]

@@ -24,13 +24,13 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     return make_scenes(tmp_path_factory.mktemp("x") / "scenes", train=60, dev=20, test=20, size=48)
 
 
-def test_it_is_a_corpus_with_five_sentences_a_picture(corpus: Corpus) -> None:
+def test_it_is_a_corpus_with_five_texts_a_image(corpus: Corpus) -> None:
     assert {name: len(groups) for name, groups in corpus.splits.items()} == {"train": 60, "dev": 20, "test": 20}
     again = Corpus.open(corpus.root)
     assert [image.id for image in again.images] == [image.id for image in corpus.images]
     for image in corpus.images:
         assert image.group == image.id
-        with Image.open(corpus.picture(image)) as picture:
+        with Image.open(corpus.image_path(image)) as picture:
             assert (picture.size, picture.mode) == ((48, 48), "RGB")
     assert set(Counter(text.image for text in corpus.texts).values()) == {5}
 
@@ -69,7 +69,7 @@ def test_tables_and_pixels_are_the_same_on_every_machine(tmp_path: Path) -> None
     for name in ("images.jsonl", "texts.jsonl", "splits.json"):
         digest.update((tmp_path / "s" / name).read_bytes())
     for image in corpus.images:  # pixels, not files: another zlib packs the same pixels otherwise
-        digest.update(np.asarray(Image.open(corpus.picture(image))).tobytes())
+        digest.update(np.asarray(Image.open(corpus.image_path(image))).tobytes())
     assert digest.hexdigest()[:16] == "3f675cb032fad0c0"
 
 
@@ -112,7 +112,7 @@ def test_a_failure_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(module, "sentences", full)
+    monkeypatch.setattr(module, "captions", full)
     with pytest.raises(CorpusError, match="No space left"):
         make_scenes(tmp_path / "s", train=2, dev=0, test=0, size=32)
     assert not list(tmp_path.iterdir())

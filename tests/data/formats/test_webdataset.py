@@ -28,7 +28,7 @@ def write_shard(path: Path, files: dict[str, bytes], mode: str = "w") -> Path:
     return path
 
 
-def test_pictures_are_unpacked_beside_their_captions(tmp_path: Path) -> None:
+def test_images_are_unpacked_beside_their_captions(tmp_path: Path) -> None:
     source = tmp_path / "shards"
     write_shard(
         source / "train-000.tar",
@@ -57,7 +57,7 @@ def test_pictures_are_unpacked_beside_their_captions(tmp_path: Path) -> None:
         "pictures/sub/0002.png",
         "pictures/0003.png",
     ]
-    assert corpus.picture(corpus.images[1]).read_bytes() == picture("blue")
+    assert corpus.image_path(corpus.images[1]).read_bytes() == picture("blue")
 
 
 def test_shards_without_a_split_in_their_name_are_split_by_hash(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_a_huge_member_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert any("files of more than 1 MiB" in note for note in corpus.notes)
 
 
-def test_samples_without_picture_or_caption_are_noted(tmp_path: Path) -> None:
+def test_samples_without_image_or_caption_are_noted(tmp_path: Path) -> None:
     files = {
         "1.png": picture(),
         "1.txt": b"Red.",
@@ -127,8 +127,8 @@ def test_samples_without_picture_or_caption_are_noted(tmp_path: Path) -> None:
         "split 'dev' came out empty and was left out",
         "split 'test' came out empty and was left out",
     ]
-    assert "skipped 1 samples without a picture, first train.tar:2" in corpus.notes
-    assert "skipped 2 pictures without a caption, first 3" in corpus.notes
+    assert "skipped 1 samples without an image, first train.tar:2" in corpus.notes
+    assert "skipped 2 images without a caption, first 3" in corpus.notes
 
 
 def test_a_key_in_two_shards(tmp_path: Path) -> None:

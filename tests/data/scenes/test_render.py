@@ -7,10 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quintet.data.scenes.chance import generator
-from quintet.data.scenes.render import PAINT, Drawing, draw
-from quintet.data.scenes.scene import SHAPES, TEXTURES, Group, Scene, random_scene
-from quintet.data.scenes.shapes import OUTLINES
+from quintet.data.scenes.render import OUTLINES, PAINT, Drawing, draw
+from quintet.data.scenes.scene import SHAPES, TEXTURES, Group, Scene, generator, random_scene
 
 SIZE = 96
 keys = st.integers(0, 10**6)
@@ -24,7 +22,7 @@ def inside(drawing: Drawing, index: int) -> np.ndarray:
 
 @given(keys)
 @settings(max_examples=60, deadline=None)
-def test_boxes_lie_in_the_picture_and_hold_the_colour(key: int) -> None:
+def test_boxes_lie_in_the_image_and_hold_the_colour(key: int) -> None:
     rng = generator(key)
     scene = random_scene(rng)
     drawing = draw(scene, rng, SIZE)

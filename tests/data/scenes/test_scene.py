@@ -6,8 +6,7 @@ from dataclasses import fields
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quintet.data.scenes.chance import generator
-from quintet.data.scenes.scene import BACKGROUNDS, FAMILY_SIZES, Group, Scene, family, possible, random_scene
+from quintet.data.scenes.scene import BACKGROUNDS, FAMILY_SIZES, Group, Scene, family, generator, possible, random_scene
 
 
 @given(st.integers(0, 10**6))

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image as Picture
+from PIL import Image as PILImage
 
 from quintet.data.corpus import Corpus, Image, Text
 from quintet.data.vocabulary import WordVocabulary
@@ -22,14 +22,14 @@ from quintet.models import create_model
 from quintet.report.analysis import ANALYSES, ONLY_ON_REQUEST, analyse
 from quintet.report.analysis.ranks import recall_curve
 from quintet.report.analysis.subject import Options, Subject, distinct_names, open_subjects
+from quintet.runs.run import write_run
 from quintet.training.recipe import parse_recipe
-from quintet.training.run import write_run
 from quintet.training.stages import train
 
 pytest.importorskip("matplotlib")
 
 CPU = torch.device("cpu")
-FEW = Options(samples=5, batches=2, batch_size=4, pictures=4)
+FEW = Options(samples=5, batches=2, batch_size=4, images=4)
 
 
 def two_rounds(recipe: dict[str, Any]) -> dict[str, Any]:
@@ -102,7 +102,7 @@ def test_correlations_before_are_of_the_stored_features(subjects: list[Subject],
     assert batch.fragments is not None
     expected = map_summary(correlation_map(batch.fragments.mean(1).numpy()))
     assert found["maps"]["before a"] == pytest.approx(expected)
-    assert found["maps"]["a"]["pictures"] == 4
+    assert found["maps"]["a"]["images"] == 4
 
 
 def test_words_are_of_right_pairs(subjects: list[Subject], tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_ranks_and_recalls(subjects: list[Subject], tmp_path: Path) -> None:
     found = analyse(subjects, tmp_path, ["ranks"])["ranks"]
     best = subjects[0].ranks.t2i.best
     curve = found["recalls"]["a, text to image"]
-    assert curve["K"] == list(range(1, 7))  # there are six pictures
+    assert curve["K"] == list(range(1, 7))  # there are six images
     assert curve["recall"][0] == pytest.approx(100 * (best < 1).mean())
     assert curve["recall"][-1] == 100.0
     assert sum(found["cross_retrieval"]["counts"]["b"]) == found["cross_retrieval"]["pairs"] == 12
@@ -212,9 +212,9 @@ def test_correlations_before_of_pixels_are_of_the_tower_as_training_found_it(tmp
     images, texts = [], []
     for group in "abc":
         pixels = rng.integers(0, 255, size=(32, 32, 3), dtype=np.uint8)
-        Picture.fromarray(pixels).save(tmp_path / f"{group}.png")
+        PILImage.fromarray(pixels).save(tmp_path / f"{group}.png")
         images.append(Image(f"{group}.png", group, f"{group}.png"))
-        texts.append(Text(group, group, f"picture {group}"))
+        texts.append(Text(group, group, f"image {group}"))
     Corpus("pixels", images, texts, {"test": list("abc")}, root=tmp_path).save(tmp_path)
     arguments = {"vocabulary_size": 9, "embed_dim": 8, "word_dim": 6, "tower": "small-cnn"}
     trained = create_model("vse++", **arguments)
@@ -226,7 +226,7 @@ def test_correlations_before_of_pixels_are_of_the_tower_as_training_found_it(tmp
         name="pixels",
         model={"name": "vse++", "arguments": arguments},
         state_dict=trained.state_dict(),
-        tokenizer=WordVocabulary.build(["picture a b c"], min_count=1),
+        tokenizer=WordVocabulary.build(["image a b c"], min_count=1),
         image_input={"kind": "pixels"},
     )
     subjects = open_subjects([tmp_path / "run"], Corpus.open(tmp_path), "test", device=CPU)

@@ -27,7 +27,7 @@ def found(index: Path, where: str | None = None) -> list[tuple[str, float]]:
 def test_an_index_on_a_server_answers_as_one_of_its_own(
     vse: Path,
     pictures: Path,
-    make_pictures: Any,
+    make_images: Any,
     new_address: Callable[[str], str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -49,7 +49,7 @@ def test_an_index_on_a_server_answers_as_one_of_its_own(
         (hits,) = searcher.search_text(["a blue house"], kind="text", k=1)
         assert hits[0].item.text == "a blue house"
 
-    make_pictures(pictures / "more", count=2, seed=1)
+    make_images(pictures / "more", count=2, seed=1)
 
     def stop(*_: Any) -> None:
         raise KeyboardInterrupt

@@ -12,11 +12,11 @@ from quintet.evaluation.evaluate import encode_split
 from quintet.evaluation.scoring import Member
 from quintet.files import read_json
 from quintet.losses import OBJECTIVES
+from quintet.runs.checkpoint import load_tensors
+from quintet.runs.run import open_run
 from quintet.training.build import build_matcher, build_tokenizer, complete_model, open_data
-from quintet.training.checkpoint import load_tensors
 from quintet.training.recipe import list_recipes, load_recipe, parse_recipe
 from quintet.training.recipe_models import Recipe
-from quintet.training.run import open_run
 from quintet.training.studies import STUDIES
 from quintet.training.studies.dual_path import dual_path_study
 from quintet.training.studies.engine import Settings, run_study

@@ -50,7 +50,7 @@ def test_the_layout_of_the_papers_first_table() -> None:
     content = summary(online=variant("VSRN", 49.0, 51.0), tri=variant("VSRN + OffTri", 52.0, 52.0))
     content["tables"] = [layout(("online", "VSRN"), ("tri", "VSRN + OffTri"))]
     rows = rows_of(render_tables(content).split("## A table")[1].split("##")[0])
-    assert rows[0] == ["model", "sentence R@1", "R@5", "R@10", "image R@1", "R@5", "R@10", "rsum"]
+    assert rows[0] == ["model", "text R@1", "R@5", "R@10", "image R@1", "R@5", "R@10", "rsum"]
     assert rows[2] == ["**1,000 test images, full**", *[""] * 7]
     assert rows[3] == ["VSRN", *["50.0 ± 1.4"] * 7]
     assert rows[4] == ["VSRN + OffTri", *["52.0 ± 0.0"] * 7]

@@ -15,9 +15,9 @@ from types import ModuleType
 from typing import Any
 
 from quintet.data.corpus import Corpus, Image
-from quintet.data.formats.assembly import picture_name
+from quintet.data.formats.assembly import image_name
 from quintet.errors import CorpusError, suggest
-from quintet.files import complete_or_absent
+from quintet.files import atomic_write
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Format:
 
     name: str
     help: str
-    generated: bool = False  # there is no source: the pictures are made here
+    generated: bool = False  # there is no source: the images are made here
 
     @property
     def _module(self) -> ModuleType:
@@ -62,7 +62,7 @@ class Format:
 
     @property
     def needs_out(self) -> bool:
-        """Whether the reader writes files of its own (features, unpacked pictures) into the corpus folder."""
+        """Whether the reader writes files of its own (features, unpacked images) into the corpus folder."""
         return "out" in inspect.signature(self.read).parameters
 
     @property
@@ -78,18 +78,18 @@ SCENES_OPTIONS = {
     "dev": "how many validation scenes",
     "test": "how many test scenes",
     "seed": "another number gives other scenes",
-    "size": "width and height of the pictures in pixels",
+    "size": "width and height of the images in pixels",
 }
 FORMATS = {
     format.name: format
     for format in (
-        Format("flickr", "Flickr8k / Flickr30k: token file, split lists, pictures"),
+        Format("flickr", "Flickr8k / Flickr30k: token file, split lists, images"),
         Format("karpathy", "Karpathy's dataset_flickr8k.json, dataset_flickr30k.json, dataset_coco.json"),
         Format("precomp", "SCAN's *_precomp folders: captions and region features, used where they lie"),
-        Format("cuhk", "CUHK-PEDES: pictures of people, grouped by identity"),
-        Format("folder", "your own pictures, captions in CSV, TSV, JSONL, Parquet or .txt files beside them"),
+        Format("cuhk", "CUHK-PEDES: images of people, grouped by identity"),
+        Format("folder", "your own images, captions in CSV, TSV, JSONL, Parquet or .txt files beside them"),
         Format("webdataset", "tar shards with key.jpg and key.txt or key.json"),
-        Format("scenes", "generated pictures of coloured shapes with five sentences each; SOURCE is -", generated=True),
+        Format("scenes", "generated images of coloured shapes with five texts each; SOURCE is -", generated=True),
     )
 }
 
@@ -112,7 +112,7 @@ def import_corpus(
 ) -> Corpus:
     """Read `source`, write a corpus folder at `out`, and return it opened.
 
-    Pictures stay where they are and the corpus points at them; with `copy` they are copied into `out/pictures`, so that
+    Images stay where they are and the corpus points at them; with `copy` they are copied into `out/images`, so that
     the folder can be moved. Options are those of the format (`get_format(format).options`), as values or as strings.
     """
     chosen, source, out = get_format(format), Path(source), Path(out)
@@ -134,7 +134,7 @@ def import_corpus(
         parsed["out"] = out
     corpus = chosen.read(source, **parsed)
     place = _copier(out, overwrite) if copy else _pointer(out)
-    images = [image if image.path is None else place(image, corpus.picture(image)) for image in corpus.images]
+    images = [image if image.path is None else place(image, corpus.image_path(image)) for image in corpus.images]
     Corpus(name or corpus.name, images, corpus.texts, corpus.splits, out, corpus.notes).save(out)
     return Corpus.open(out)
 
@@ -163,13 +163,13 @@ def _copier(out: Path, overwrite: bool) -> Callable[[Image, Path], Image]:
     taken: set[str] = set()
 
     def copy(image: Image, path: Path) -> Image:
-        target = PurePosixPath("pictures") / picture_name(image.id, path.suffix, taken)
+        target = PurePosixPath("pictures") / image_name(image.id, path.suffix, taken)
         place = out / target
         if place.exists() and (place.samefile(path) or filecmp.cmp(place, path, shallow=False)):
             return replace(image, path=str(target))
         if os.path.lexists(place) and not overwrite:
-            raise CorpusError(f"{place} is in the way of a picture to be copied; move it, or choose another folder")
-        with complete_or_absent(place) as temporary:
+            raise CorpusError(f"{place} is in the way of an image to be copied; move it, or choose another folder")
+        with atomic_write(place) as temporary:
             shutil.copyfile(path, temporary)
         return replace(image, path=str(target))
 

@@ -14,13 +14,13 @@ from quintet.errors import CorpusError
 
 @dataclass
 class Entry:
-    """One picture as a source describes it."""
+    """One image as a source describes it."""
 
     id: str
     captions: list[str]  # also the empty ones: their places number the texts
     split: str | None  # None: chosen by hash
     path: Path | None = None
-    group: str | None = None  # None: the picture is a group of its own
+    group: str | None = None  # None: the image is a group of its own
     extra: dict[str, Any] = field(default_factory=dict)
     numbers: list[int] | None = None  # of the captions, where the source numbers them; None: 0, 1, 2, ...
 
@@ -116,11 +116,11 @@ def given_or_found(given: Path | None, folder: Path, names: Sequence[str], what:
     raise CorpusError(f"{what} {given} does not exist (option {option})")
 
 
-def picture_name(id_: str, suffix: str, taken: set[str]) -> str:
-    """A file name for a picture, made of its id, that stays inside its folder and differs from those taken.
+def image_name(id_: str, suffix: str, taken: set[str]) -> str:
+    """A file name for an image, made of its id, that stays inside its folder and differs from those taken.
 
     >>> taken = set()
-    >>> [picture_name(id_, ".jpg", taken) for id_ in ("a/1", "../1.jpg", "A/1", "/etc/x")]
+    >>> [image_name(id_, ".jpg", taken) for id_ in ("a/1", "../1.jpg", "A/1", "/etc/x")]
     ['a/1.jpg', '1.jpg', 'A/1-2.jpg', 'etc/x.jpg']
     """
     parts = [part for part in id_.replace("\\", "/").split("/") if part.strip(". \0")]
@@ -172,11 +172,11 @@ def assemble(
     seed: int = 0,
     splits: Sequence[str] = (),
 ) -> Corpus:
-    """A corpus of entries: empty captions, missing pictures and groups without a text are left out with a note.
+    """A corpus of entries: empty captions, missing images and groups without a text are left out with a note.
 
     `splits` fixes the order of the splits; others follow as they appear.
     """
-    kept = list(_with_pictures(entries, notes))
+    kept = list(_with_images(entries, notes))
     images, texts = [], []
     for entry in kept:
         group = entry.group if entry.group is not None else entry.id
@@ -192,7 +192,7 @@ def assemble(
     described = {text.group for text in texts}
     for image in images:
         if image.group not in described:
-            notes.skip("pictures without a caption", image.id)
+            notes.skip("images without a caption", image.id)
     images = [image for image in images if image.group in described]
     if not images:
         raise CorpusError(f"{name}: nothing to import. {'; '.join(notes.lines()) or 'The source has no pictures'}")
@@ -200,10 +200,10 @@ def assemble(
     return Corpus(name, images, texts, chosen, notes=notes.lines())
 
 
-def _with_pictures(entries: Iterable[Entry], notes: Notes) -> Iterator[Entry]:
+def _with_images(entries: Iterable[Entry], notes: Notes) -> Iterator[Entry]:
     for entry in entries:
         if entry.path is not None and not entry.path.is_file():
-            notes.skip("pictures that do not exist", str(entry.path))
+            notes.skip("images that do not exist", str(entry.path))
         else:
             yield entry
 
@@ -227,8 +227,8 @@ def _splits(
             split = split_by_hash(group, fractions, seed)
         if split_of.setdefault(group, split) != split:
             raise CorpusError(
-                f"group {group!r} is in both split {split_of[group]!r} and split {split!r} (picture {entry.id!r}); "
-                "all pictures of a group belong to one split"
+                f"group {group!r} is in both split {split_of[group]!r} and split {split!r} (image {entry.id!r}); "
+                "all images of a group belong to one split"
             )
     result: dict[str, list[str]] = {name: [] for name in order}
     for group, split in split_of.items():

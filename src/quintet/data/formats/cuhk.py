@@ -12,24 +12,22 @@ from quintet.errors import CorpusError
 from quintet.files import read_json
 
 NAMES = ("reid_raw.json", "CUHK-PEDES.json", "caption_all.json")
-FILE_ORDER = {"train": 34_054, "dev": 3_078, "test": 3_074}  # pictures, in the order of the file
+FILE_ORDER = {"train": 34_054, "dev": 3_078, "test": 3_074}  # images, in the order of the file
 OPTIONS = {
-    "pictures": "the folder that `file_path` starts from (usually imgs)",
-    "file_order": "true: for caption_all.json, which has no `split` field, cut the 40,206 pictures into "
+    "images": "the folder that `file_path` starts from (usually imgs)",
+    "file_order": "true: for caption_all.json, which has no `split` field, cut the 40,206 images into "
     "34,054 / 3,078 / 3,074 by their order in the file",
-    "strict": "true: a missing picture or an empty caption is an error instead of a note",
+    "strict": "true: a missing image or an empty caption is an error instead of a note",
 }
 
 
-def read(source: Path, *, pictures: Path | None = None, file_order: bool = False, strict: bool = False) -> Corpus:
+def read(source: Path, *, images: Path | None = None, file_order: bool = False, strict: bool = False) -> Corpus:
     folder = source if source.is_dir() else source.parent
     path = given_or_found(None if source.is_dir() else source, folder, NAMES, "JSON file", "SOURCE")
     rows = read_json(path)
     if not isinstance(rows, list):
-        raise CorpusError(
-            f"{path}: expected a list of pictures; is it reid_raw.json or caption_all.json of CUHK-PEDES?"
-        )
-    root = given_or_found(pictures, folder, ("imgs", "images", "pictures"), "folder of pictures", "pictures")
+        raise CorpusError(f"{path}: expected a list of images; is it reid_raw.json or caption_all.json of CUHK-PEDES?")
+    root = given_or_found(images, folder, ("imgs", "images", "pictures"), "folder of images", "images")
     notes = Notes(strict)
     splits = _splits_by_order(rows, path) if file_order else None
     return assemble("cuhk-pedes", _entries(rows, path, root, splits), notes, splits=("train", "dev", "test"))
@@ -38,7 +36,7 @@ def read(source: Path, *, pictures: Path | None = None, file_order: bool = False
 def _splits_by_order(rows: list[Any], path: Path) -> list[str]:
     if len(rows) != sum(FILE_ORDER.values()):
         raise CorpusError(
-            f"{path} has {len(rows):,} pictures, but file_order splits a file of exactly {sum(FILE_ORDER.values()):,}; "
+            f"{path} has {len(rows):,} images, but file_order splits a file of exactly {sum(FILE_ORDER.values()):,}; "
             "use a file with a `split` field"
         )
     return [split for split, count in FILE_ORDER.items() for _ in range(count)]
@@ -53,7 +51,7 @@ def _entries(rows: list[dict[str, Any]], path: Path, root: Path, splits: list[st
             hint = ""
             if isinstance(row, dict) and "split" not in row:
                 hint = " (caption_all.json has none: use reid_raw.json, or the option file_order=true)"
-            raise CorpusError(f"{path}: picture {number} lacks the field {error}{hint}") from None
+            raise CorpusError(f"{path}: image {number} lacks the field {error}{hint}") from None
         if not isinstance(captions, list) or not all(isinstance(caption, str) for caption in captions):
-            raise CorpusError(f"{path}: picture {number} ({file}): `captions` must be a list of sentences")
+            raise CorpusError(f"{path}: image {number} ({file}): `captions` must be a list of texts")
         yield Entry(file, captions, split_name(split), root / file, group=person)

@@ -1,16 +1,87 @@
-"""Your own pictures, with captions in a table (CSV, TSV, JSONL, Parquet) or in .txt files beside the pictures."""
+"""Your own images, with captions in a table (CSV, TSV, JSONL, Parquet) or in .txt files beside the images."""
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from quintet.data.corpus import Corpus
-from quintet.data.formats.assembly import Entry, Notes, assemble, parse_fractions, read_lines, split_name
-from quintet.data.formats.tables import SUFFIXES, read_table
-from quintet.data.pictures import PICTURE_SUFFIXES
-from quintet.errors import CorpusError, suggest
+from quintet.data.formats.assembly import Entry, Notes, assemble, parse_fractions, read_lines, read_text, split_name
+from quintet.data.images import IMAGE_SUFFIXES
+from quintet.errors import CorpusError, QuintetError, suggest
+from quintet.files import read_jsonl
+
+SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
+
+
+def read_table(path: Path, delimiter: str | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(number, row) pairs; any other suffix than .tsv, .jsonl and .parquet is read as CSV with a header line."""
+    if path.suffix == ".jsonl":
+        return _jsonl(path)
+    if path.suffix == ".parquet":
+        return _parquet(path)
+    return _delimited(path, delimiter or ("\t" if path.suffix == ".tsv" else ","))
+
+
+def _delimited(path: Path, delimiter: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    # In a TSV a quotation mark that opens a caption need not close it; only a field quoted as a whole is unquoted.
+    plain = delimiter == "\t"
+    try:
+        reader = csv.DictReader(
+            io.StringIO(read_text(path), newline=""),
+            delimiter=delimiter,
+            quoting=csv.QUOTE_NONE if plain else csv.QUOTE_MINIMAL,
+        )
+        for row in reader:
+            if None in row or None in row.values():
+                raise CorpusError(
+                    f"{path}, line {reader.line_num}: {len(reader.fieldnames or ())} columns in the header, another "
+                    "number here; is a caption with a separator in it not quoted?"
+                )
+            yield reader.line_num, {key: _unquote(value) for key, value in row.items()} if plain else row
+    except (csv.Error, TypeError) as error:
+        raise CorpusError(f"{path} cannot be read as a table: {error}") from None
+
+
+def _unquote(value: str) -> str:
+    """
+    >>> [_unquote(value) for value in ('"a ""b"" c"', '"Go" sign', '"Stop" and "Go"', '"')]
+    ['a "b" c', '"Go" sign', '"Stop" and "Go"', '"']
+    """
+    inner = value[1:-1]
+    whole = len(value) > 1 and value[0] == value[-1] == '"' and '"' not in inner.replace('""', "")
+    return inner.replace('""', '"') if whole else value
+
+
+def _jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    try:
+        yield from enumerate(read_jsonl(path), 1)
+    except CorpusError:
+        raise
+    except QuintetError as error:
+        raise CorpusError(str(error)) from None
+
+
+def _parquet(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    try:
+        import pyarrow
+        import pyarrow.parquet as parquet
+    except ImportError:
+        raise CorpusError(
+            f"{path}: Parquet needs pyarrow, which comes with the extra `data`: pip install 'quintet[data]'"
+        ) from None
+    try:
+        number = 0
+        for batch in parquet.ParquetFile(path).iter_batches():
+            for row in batch.to_pylist():
+                number += 1
+                yield number, row
+    except (pyarrow.ArrowException, UnicodeDecodeError) as error:
+        raise CorpusError(f"{path} cannot be read as Parquet: {error}") from None
+
 
 USUAL = {
     "image": (
@@ -32,15 +103,15 @@ USUAL = {
 OWN_FILES = ("images.jsonl", "texts.jsonl")  # a corpus that was written into its own source
 OPTIONS = {
     "table": "the caption table, where the folder holds several",
-    "pictures": "the folder that the table's file names start from",
-    "image": "the column with the picture's file name",
+    "images": "the folder that the table's file names start from",
+    "image": "the column with the image's file name",
     "caption": "the column with the caption (or a list of them); several columns as A,B,C",
     "split": "the column with the split; without one, groups are split by a hash of their name",
-    "group": "the column that says which pictures belong together; without one every picture is a group",
+    "group": "the column that says which images belong together; without one every image is a group",
     "delimiter": "what separates the columns of a text table, when neither .csv nor .tsv says so",
     "fractions": "shares of train, dev and test where there is no split column",
     "seed": "another number gives another split by hash",
-    "strict": "true: a missing picture or an empty caption is an error instead of a note",
+    "strict": "true: a missing image or an empty caption is an error instead of a note",
 }
 
 
@@ -48,7 +119,7 @@ def read(
     source: Path,
     *,
     table: Path | None = None,
-    pictures: Path | None = None,
+    images: Path | None = None,
     image: str | None = None,
     caption: str | None = None,
     split: str | None = None,
@@ -67,7 +138,7 @@ def read(
         entries = _sidecar(folder)
     else:
         asked = {"image": image, "caption": caption, "split": split, "group": group}
-        entries = _from_table(path, asked, delimiter, pictures)
+        entries = _from_table(path, asked, delimiter, images)
     return assemble(folder.resolve().name, entries, notes, fractions=shares, seed=seed, splits=("train", "dev", "test"))
 
 
@@ -87,19 +158,17 @@ def _table(source: Path, given: Path | None) -> Path | None:
 
 
 def _sidecar(folder: Path) -> Iterator[Entry]:
-    """Pictures in a folder and below it; captions one a line in NAME.txt or NAME.jpg.txt."""
+    """Images in a folder and below it; captions one a line in NAME.txt or NAME.jpg.txt."""
     for path in sorted(folder.rglob("*")):
-        if path.suffix.lower() not in PICTURE_SUFFIXES or path.name.startswith("."):
+        if path.suffix.lower() not in IMAGE_SUFFIXES or path.name.startswith("."):
             continue
         beside = [text for text in (path.with_suffix(".txt"), path.with_name(f"{path.name}.txt")) if text.is_file()]
         captions = [line for text in beside[:1] for line in read_lines(text) if line]
         yield Entry(path.relative_to(folder).as_posix(), captions, None, path)
 
 
-def _from_table(path: Path, asked: dict[str, str | None], delimiter: str | None, pictures: Path | None) -> list[Entry]:
-    roots = (
-        [pictures] if pictures is not None else [path.parent, *(path.parent / name for name in ("images", "pictures"))]
-    )
+def _from_table(path: Path, asked: dict[str, str | None], delimiter: str | None, images: Path | None) -> list[Entry]:
+    roots = [images] if images is not None else [path.parent, *(path.parent / name for name in ("images", "pictures"))]
     entries: dict[str, Entry] = {}
     columns: dict[str, list[str]] = {}
     for number, row in read_table(path, delimiter):
@@ -117,7 +186,7 @@ def _from_table(path: Path, asked: dict[str, str | None], delimiter: str | None,
         if known is entry:
             continue
         if (known.split, known.group) != (entry.split, entry.group):
-            raise CorpusError(f"{where}: picture {id_!r} was in another split or group before")
+            raise CorpusError(f"{where}: image {id_!r} was in another split or group before")
         known.captions.extend(entry.captions)
     return list(entries.values())
 

@@ -1,4 +1,4 @@
-"""Karpathy's JSON files: {"images": [{"filename", "split", "sentences": [{"raw": ...}, ...], "imgid"}, ...]}.
+"""Karpathy's JSON files: {"images": [{"filename", "split", "texts": [{"raw": ...}, ...], "imgid"}, ...]}.
 
 COCO's rows also have "filepath" (train2014 or val2014) and "cocoid".
 """
@@ -14,7 +14,7 @@ from quintet.data.formats.assembly import Entry, Notes, assemble, given_or_found
 from quintet.errors import CorpusError, suggest
 from quintet.files import read_json
 
-PICTURES = (
+IMAGES = (
     "images",
     "Images",
     "pictures",
@@ -25,18 +25,18 @@ PICTURES = (
 )
 RESTVAL = ("train", "drop", "keep")
 OPTIONS = {
-    "pictures": "the folder of pictures; COCO's holds train2014 and val2014",
-    "restval": "COCO's 30,504 `restval` pictures: train (joined to the training split, as published results do), "
+    "images": "the folder of images; COCO's holds train2014 and val2014",
+    "restval": "COCO's 30,504 `restval` images: train (joined to the training split, as published results do), "
     "drop, or keep (a split of their own)",
-    "max_captions": "keep the first N captions of a picture (COCO has 5 to 7, published results use 5)",
-    "strict": "true: a missing picture or an empty caption is an error instead of a note",
+    "max_captions": "keep the first N captions of an image (COCO has 5 to 7, published results use 5)",
+    "strict": "true: a missing image or an empty caption is an error instead of a note",
 }
 
 
 def read(
     source: Path,
     *,
-    pictures: Path | None = None,
+    images: Path | None = None,
     restval: str = "train",
     max_captions: int | None = None,
     strict: bool = False,
@@ -52,8 +52,8 @@ def read(
         raise CorpusError(f"{path}: expected an object with a list `images`; is it one of Karpathy's dataset_*.json?")
     # COCO's folders carry their own names (train2014, val2014), which the file names.
     coco = any("filepath" in row for row in rows["images"])
-    usual = (*PICTURES, ".") if coco else PICTURES
-    root = given_or_found(pictures, folder, usual, "folder of pictures", "pictures")
+    usual = (*IMAGES, ".") if coco else IMAGES
+    root = given_or_found(images, folder, usual, "folder of images", "images")
     notes = Notes(strict)
     entries = _entries(rows["images"], path, root, restval, max_captions, notes)
     name = str(rows.get("dataset") or path.stem.removeprefix("dataset_"))
@@ -67,18 +67,18 @@ def _entries(
     joined = 0
     for number, row in enumerate(rows):
         try:
-            file, split, sentences = row["filename"], row["split"], [sentence["raw"] for sentence in row["sentences"]]
+            file, split, texts = row["filename"], row["split"], [text["raw"] for text in row["sentences"]]
         except (KeyError, TypeError) as error:
             raise CorpusError(
-                f"{path}: images[{number}] lacks {error}; every picture needs filename, split, sentences"
+                f"{path}: images[{number}] lacks {error}; every image needs filename, split, sentences"
             ) from None
         joined += split == "restval" and restval == "train"
         target = target_of.get(restval) if split == "restval" else split_name(split)
         if target is None:
-            notes.leave_out("pictures of split 'restval'", file)
+            notes.leave_out("images of split 'restval'", file)
             continue
         extra: dict[str, Any] = {key: row[key] for key in ("imgid", "cocoid") if key in row}
         id_ = str(row["cocoid"]) if "cocoid" in row else file
-        yield Entry(id_, sentences[:max_captions], target, root / row.get("filepath", "") / file, extra=extra)
+        yield Entry(id_, texts[:max_captions], target, root / row.get("filepath", "") / file, extra=extra)
     if joined:
-        notes.say(f"{joined} pictures of split 'restval' were joined to 'train'")
+        notes.say(f"{joined} images of split 'restval' were joined to 'train'")

@@ -10,13 +10,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from PIL import Image as Picture
+from PIL import Image as PILImage
 
 from quintet.data.corpus import Corpus, Image, Text
-from quintet.data.scenes.chance import generator
+from quintet.data.scenes.captions import captions
 from quintet.data.scenes.render import Drawing, draw
-from quintet.data.scenes.scene import Scene, family
-from quintet.data.scenes.sentences import sentences
+from quintet.data.scenes.scene import Scene, family, generator
 from quintet.errors import CorpusError
 
 # What is replaced by overwriting: a corpus of scenes, and features of it.
@@ -42,7 +41,7 @@ def make_scenes(
 ) -> Corpus:
     """Draw and describe scenes, and save them as a corpus at `out`, which appears when all of it is written.
 
-    The same seed gives the same sentences and pixels. No scene (background, layout and groups) occurs twice, so
+    The same seed gives the same texts and pixels. No scene (background, layout and groups) occurs twice, so
     held-out scenes are new ones. With `overwrite` a corpus that stands at `out` gives way once the new one is complete.
     `progress`, if given, is called with (scenes done, scenes in all).
     """
@@ -54,7 +53,7 @@ def make_scenes(
     beside = Path(tempfile.mkdtemp(prefix=f".{place.name}.", suffix=".partial", dir=place.parent))
     try:
         _write(beside / "new", sizes, seed, size, progress)
-        os.sync()  # thousands of small pictures: one sync for all of them, before the name that vouches for them
+        os.sync()  # thousands of small images: one sync for all of them, before the name that vouches for them
         _move(beside / "new", place, beside / "old")
     except OSError as error:
         raise CorpusError(f"could not write scenes to {out}: {error.strerror or error}; nothing was kept") from error
@@ -112,9 +111,9 @@ def _write(
             id_ = f"{split}-{index:05d}"
             drawing = draw(scene, rng, size)
             path = f"pictures/{id_}.png"
-            Picture.fromarray(drawing.pixels).save(folder / path, format="PNG")
+            PILImage.fromarray(drawing.pixels).save(folder / path, format="PNG")
             images.append(Image(id_, id_, path, _extra(scene, drawing, f"{split}-{kin}")))
-            texts += [Text(f"{id_}#{n}", id_, text, id_) for n, text in enumerate(sentences(scene, rng))]
+            texts += [Text(f"{id_}#{n}", id_, text, id_) for n, text in enumerate(captions(scene, rng))]
             if progress is not None:
                 progress(len(images), sum(sizes.values()))
     ids = [image.id for image in images]

@@ -1,4 +1,4 @@
-"""Tar shards: files that share a key are one picture with its captions. Pictures are unpacked into the corpus.
+"""Tar shards: files that share a key are one image with its captions. Images are unpacked into the corpus.
 
 shard-000.tar:  0001.jpg  0001.txt (one caption a line)  or  0001.json ({"caption": ...})
 """
@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from quintet.data.corpus import Corpus
-from quintet.data.formats.assembly import Entry, Notes, assemble, parse_fractions, picture_name, split_name
-from quintet.data.pictures import PICTURE_SUFFIXES
+from quintet.data.formats.assembly import Entry, Notes, assemble, image_name, parse_fractions, split_name
+from quintet.data.images import IMAGE_SUFFIXES
 from quintet.errors import CorpusError
 
 MAX_BYTES = 256 * 2**20  # of one file in a shard
@@ -25,14 +25,14 @@ OPTIONS = {
     "caption": "the field of key.json with the caption or the list of captions",
     "fractions": "shares of train, dev and test for shards whose names do not begin with train, val, dev or test",
     "seed": "another number gives another split by hash",
-    "strict": "true: a picture or a caption that is missing is an error instead of a note",
+    "strict": "true: an image or a caption that is missing is an error instead of a note",
 }
 
 
 @dataclass
 class _Sample:
     captions: list[str] = field(default_factory=list)
-    picture: Path | None = None
+    image: Path | None = None
 
 
 def read(
@@ -58,10 +58,10 @@ def read(
             if key in seen:
                 raise CorpusError(f"key {key!r} is in {seen[key]} and in {shard}; keys must be unique")
             seen[key] = shard
-            if sample.picture is None:
-                notes.skip("samples without a picture", f"{shard.name}:{key}")
+            if sample.image is None:
+                notes.skip("samples without an image", f"{shard.name}:{key}")
                 continue
-            entries.append(Entry(key, sample.captions, split, sample.picture))
+            entries.append(Entry(key, sample.captions, split, sample.image))
     return assemble(
         source.resolve().name.split(".")[0],
         entries,
@@ -89,12 +89,12 @@ def _samples(shard: Path, pictures: Path, caption: str | None, taken: set[str], 
         key, suffix = (path.parent / stem).as_posix(), f".{suffix.lower()}"
         sample = samples.setdefault(key, _Sample())
         where = f"{shard}:{name}"
-        if suffix in PICTURE_SUFFIXES:
-            if sample.picture is not None:
-                raise CorpusError(f"{where}: the key {key!r} has a picture already; keys must be unique")
-            sample.picture = pictures / picture_name(key, suffix, taken)
-            sample.picture.parent.mkdir(parents=True, exist_ok=True)
-            sample.picture.write_bytes(data)
+        if suffix in IMAGE_SUFFIXES:
+            if sample.image is not None:
+                raise CorpusError(f"{where}: the key {key!r} has an image already; keys must be unique")
+            sample.image = pictures / image_name(key, suffix, taken)
+            sample.image.parent.mkdir(parents=True, exist_ok=True)
+            sample.image.write_bytes(data)
         elif suffix == ".txt":
             sample.captions += [line for line in _decode(data, where).split("\n") if line.strip()]
         elif suffix == ".json":

@@ -9,7 +9,7 @@ import torch
 
 from quintet.data.corpus import Image
 from quintet.evaluation.correlation import (
-    choose_pictures,
+    choose_images,
     code_features,
     correlation_map,
     find_tower,
@@ -36,8 +36,8 @@ def distributions(subjects: Sequence[Subject], options: Options) -> Finding:
 
 
 def correlation(subjects: Sequence[Subject], options: Options) -> Finding:
-    """Pearson's correlation of the features of different pictures, before and after training (Dual-Path, Fig. 4)."""
-    pictures = choose_pictures(subjects[0].split, options.pictures, options.seed)
+    """Pearson's correlation of the features of different images, before and after training (Dual-Path, Fig. 4)."""
+    pictures = choose_images(subjects[0].split, options.images, options.seed)
     maps: dict[str, np.ndarray] = {}
     for subject in subjects:
         before = correlation_map(_before(subject, pictures))
@@ -50,7 +50,7 @@ def correlation(subjects: Sequence[Subject], options: Options) -> Finding:
 
 
 def _after(subject: Subject, pictures: Sequence[Image]) -> np.ndarray:
-    """(n, d): what the matcher keeps of the pictures."""
+    """(n, d): what the matcher keeps of the images."""
     row_of = {image.id: row for row, image in enumerate(subject.split.images)}
     codes = subject.image_codes[[row_of[picture.id] for picture in pictures]]
     return code_features(codes).float().cpu().numpy()

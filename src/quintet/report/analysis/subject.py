@@ -16,7 +16,7 @@ from quintet.errors import QuintetError
 from quintet.evaluation.evaluate import encode_split
 from quintet.evaluation.ranks import BLOCK, Ranks, count_ranks
 from quintet.evaluation.scoring import Member, member_scores, whole_tiles
-from quintet.training.run import Run, locate, open_run
+from quintet.runs.run import Run, locate, open_run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,9 +28,9 @@ class Options:
 
     seed: int = 0  # of everything that is drawn at random
     bins: int = 200  # of the similarity distributions
-    pictures: int = 100  # in the correlation map
+    images: int = 100  # in the correlation map
     samples: int = 200  # right pairs whose words are removed one by one
-    examples: int = 6  # sentences that are drawn
+    examples: int = 6  # texts that are drawn
     batch_size: int = 128  # of the batches whose online negatives are ranked
     batches: int = 50  # how many of these
     block: int = 1024  # images and texts scored at a time

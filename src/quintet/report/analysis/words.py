@@ -16,7 +16,7 @@ SHOWN = 15  # words of the figure of means, from each end
 
 
 def words(subjects: Sequence[Subject], options: Options) -> Finding:
-    """Remove one word at a time: which ones the score depends on, in some sentences and on average."""
+    """Remove one word at a time: which ones the score depends on, in some texts and on average."""
     numbers: dict[str, Any] = {}
     figures: dict[str, Any] = {}
     for number, subject in enumerate(subjects, 1):
@@ -32,7 +32,7 @@ def words(subjects: Sequence[Subject], options: Options) -> Finding:
         suffix = "" if number == 1 else f"-{number}"
         examples = [(one.words, one.drops) for one in found if one.words][: options.examples]
         if not examples:
-            raise QuintetError("no sentence has two words or more, so none can be removed")
+            raise QuintetError("no text has two words or more, so none can be removed")
         title = f"Discriminative words: {subject.label}"
         figures[f"words{suffix}"] = draw_word_drops(examples, title)
         ends = means if len(means) <= 2 * SHOWN else [*means[:SHOWN], *means[-SHOWN:]]
@@ -43,7 +43,7 @@ def words(subjects: Sequence[Subject], options: Options) -> Finding:
 
 
 def _choose(subject: Subject, options: Options) -> list[int]:
-    """Rows of texts, in random order; those with a picture, which are all of a split that can be measured."""
+    """Rows of texts, in random order; those with an image, which are all of a split that can be measured."""
     rng = np.random.default_rng(options.seed)
     paired = [row for row, images in enumerate(subject.split.images_of_text) if len(images)]
     return rng.permutation(paired)[: options.samples].tolist()
@@ -52,7 +52,7 @@ def _choose(subject: Subject, options: Options) -> list[int]:
 def _drops(subject: Subject, rows: Sequence[int]) -> list[WordDrops]:
     tokenizer = subject.run.tokenizer
     if tokenizer is None:
-        raise QuintetError(f"run {subject.run.folder} has no tokenizer, so its sentences cannot be taken apart")
+        raise QuintetError(f"run {subject.run.folder} has no tokenizer, so its texts cannot be taken apart")
     pictures = [int(subject.split.images_of_text[row][0]) for row in rows]
     sentences = [subject.split.texts[row].text for row in rows]
     return word_drops(subject.run.matcher, tokenizer, subject.image_codes[pictures], sentences, device=subject.device)

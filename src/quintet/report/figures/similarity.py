@@ -33,8 +33,8 @@ def draw_similarities(named: Mapping[str, Densities], title: str = "Similarity o
 
 
 @drawing
-def draw_correlations(maps: Mapping[str, Any], title: str = "Correlation of picture features") -> Figure:
-    """One map (n, n) a panel, all on the colours of -1 to 1; below it the mean over different pictures."""
+def draw_correlations(maps: Mapping[str, Any], title: str = "Correlation of image features") -> Figure:
+    """One map (n, n) a panel, all on the colours of -1 to 1; below it the mean over different images."""
     figure, panels = new_panels(title, len(maps), size=(5.6, 5.0))
     shown = None
     for axes, (name, values) in zip(panels, maps.items(), strict=True):

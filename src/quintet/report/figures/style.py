@@ -11,7 +11,7 @@ from textwrap import fill, wrap
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from quintet.errors import QuintetError, suggest
-from quintet.files import complete_or_absent
+from quintet.files import atomic_write
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -168,7 +168,7 @@ def save_figure(figure: Figure, path: Path | str, formats: Sequence[str] = ("svg
         target = Path(path).with_name(f"{Path(path).name}.{form}")
         # Without the date the same figure is the same file.
         facts: dict[str, Any] = {"Title": figure.get_suptitle()} | ({"Date": None} if form == "svg" else {})
-        with complete_or_absent(target) as temporary:
+        with atomic_write(target) as temporary:
             figure.savefig(temporary, format=form, dpi=DPI, metadata=facts)
         written.append(target)
     return written

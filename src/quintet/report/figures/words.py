@@ -17,15 +17,15 @@ TOP = 3  # words that are marked, as in the paper
 
 @drawing
 def draw_word_drops(
-    sentences: Sequence[tuple[Sequence[str], Any]], title: str = "Discriminative words", top: int = TOP
+    texts: Sequence[tuple[Sequence[str], Any]], title: str = "Discriminative words", top: int = TOP
 ) -> Figure:
-    """One panel per sentence: its words from top to bottom, each with what the score loses without it.
+    """One panel per text: its words from top to bottom, each with what the score loses without it.
 
     Of the words that cost something the `top` ones have another colour, and a star for those who do not see it.
     """
-    longest = max((len(words) for words, _ in sentences), default=1)
-    figure, panels = new_panels(title, len(sentences), columns=2, size=(6.4, 1.6 + 0.36 * longest))
-    for number, (axes, (words, values)) in enumerate(zip(panels, sentences, strict=True), 1):
+    longest = max((len(words) for words, _ in texts), default=1)
+    figure, panels = new_panels(title, len(texts), columns=2, size=(6.4, 1.6 + 0.36 * longest))
+    for number, (axes, (words, values)) in enumerate(zip(panels, texts, strict=True), 1):
         drops = np.asarray(values, dtype=float)
         best = {place for place in np.argsort(-drops, kind="stable")[:top].tolist() if drops[place] > 0}
         places = np.arange(len(words))
@@ -33,7 +33,7 @@ def draw_word_drops(
         axes.set_yticks(places, [f"* {word}" if place in best else word for place, word in enumerate(words)])
         axes.invert_yaxis()  # read from top to bottom
         axes.axvline(0, color="black", linewidth=0.8)
-        axes.set(title=f"sentence {number}", xlabel="score lost without the word (* the most)", ylabel="word")
+        axes.set(title=f"text {number}", xlabel="score lost without the word (* the most)", ylabel="word")
         axes.grid(visible=False, axis="y")
     return figure
 

@@ -17,8 +17,8 @@ class Address:
     """
     >>> Address.parse("faiss:holiday/index?kind=hnsw")
     Address(scheme='faiss', place='holiday/index', options={'kind': 'hnsw'})
-    >>> str(Address.parse("postgresql://me:secret@db/pictures?table=t"))
-    'postgresql://me:***@db/pictures?table=t'
+    >>> str(Address.parse("postgresql://me:secret@db/images?table=t"))
+    'postgresql://me:***@db/images?table=t'
     """
 
     scheme: str

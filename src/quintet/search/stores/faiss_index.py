@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from quintet.files import complete_or_absent
+from quintet.files import atomic_write
 from quintet.search.errors import StoreError
 from quintet.search.stores.extras import required
 from quintet.search.stores.patience import first_line
@@ -59,7 +59,7 @@ def extend_index(index: Any, vectors: Vectors) -> None:
 
 def write_index(index: Any, path: Path) -> None:
     faiss = required("faiss", "index")
-    with complete_or_absent(path) as temporary:
+    with atomic_write(path) as temporary:
         try:
             faiss.write_index(index, str(temporary))
         except RuntimeError as error:  # FAISS says so when the disk is full

@@ -12,7 +12,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from quintet.files import complete_or_absent
+from quintet.files import atomic_write
 from quintet.search.errors import StoreError
 from quintet.search.stores.columns import PARTS, Column
 from quintet.search.stores.strings import Strings
@@ -87,7 +87,7 @@ class Table:
         for name, column in self.columns.items():
             arrays |= {f"field.{name}.{part}": array for part, array in column.arrays().items()}
         try:
-            with complete_or_absent(path) as temporary:
+            with atomic_write(path) as temporary:
                 save_file(arrays, temporary)
         except SafetensorError as error:  # a full disk, say
             raise StoreError(f"could not write {path}: {error}; what was flushed before is unchanged") from error

@@ -9,14 +9,14 @@ import numpy as np
 
 from quintet.data.batches import PairBatch
 from quintet.data.corpus import Split
-from quintet.data.draws import OfflineRows
 from quintet.data.loading import load_pairs
+from quintet.data.negatives import OfflineRows
 from quintet.data.sampling import epoch_batches
 from quintet.data.tokenizers import Tokenizer, load_tokenizer
 from quintet.evaluation.loss_timing import time_losses
-from quintet.training.build import Objectives, TrainingData, build_objective, open_data, sentences_of
+from quintet.runs.run import open_run
+from quintet.training.build import Objectives, TrainingData, build_objective, open_data, texts_of
 from quintet.training.recipe_models import Recipe, StageRecipe
-from quintet.training.run import open_run
 from quintet.training.studies.study import Trained
 
 
@@ -44,7 +44,7 @@ def timing_batch(recipe: Recipe, data: TrainingData, tokenizer: Tokenizer, match
     rng = np.random.default_rng(recipe.seed)
     source = data.image_source(matcher, recipe.data.augment)
     rows = any_negatives(data.train, len(pairs), rng)
-    sentences = sentences_of(tokenizer, data.train, recipe.data.augment)
+    sentences = texts_of(tokenizer, data.train, recipe.data.augment)
     return next(load_pairs(data.train, source, sentences, [pairs], seed=(0,), offline=lambda _: rows))
 
 

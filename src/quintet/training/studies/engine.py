@@ -22,13 +22,13 @@ from quintet.errors import QuintetError, RunError
 from quintet.evaluation.protocols import find_protocol
 from quintet.evaluation.result import provenance
 from quintet.files import read_json, write_json, write_text
+from quintet.runs.devices import pick_device
+from quintet.runs.run import file_checksum, read_head
 from quintet.training import stages
 from quintet.training.build import open_data
-from quintet.training.devices import pick_device
 from quintet.training.logs import Display, Silent
 from quintet.training.recipe import parse_recipe
 from quintet.training.recipe_models import Recipe
-from quintet.training.run import file_checksum, read_head
 from quintet.training.studies.measure import Measurement, measure_run
 from quintet.training.studies.study import Extra, Study, Trained, Variant, differences
 from quintet.training.studies.summary import Outcome, Paired, summarise

@@ -104,7 +104,7 @@ def _special_samples(without: str) -> Extra:
         Column("samples", "samples"),
         Column("percent", "percentile", "{}%"),
         Column("label", "model"),
-        Column("i2t_r1", "sentence R@1", "{:.1f}"),
+        Column("i2t_r1", "text R@1", "{:.1f}"),
         Column("t2i_r1", "image R@1", "{:.1f}"),
     )
     labels = {without: "w/o relations among instances", HREM: "HREM"}

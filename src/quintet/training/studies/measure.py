@@ -13,7 +13,7 @@ from quintet.evaluation.evaluate import encode_split, evaluate_members
 from quintet.evaluation.result import write_result
 from quintet.evaluation.scoring import Member
 from quintet.files import read_json, read_jsonl
-from quintet.training.run import Run, open_run
+from quintet.runs.run import Run, open_run
 from quintet.training.studies.study import Measure
 
 

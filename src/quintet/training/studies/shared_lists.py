@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from quintet.files import complete_or_absent
+from quintet.files import atomic_write
 from quintet.training.recipe_models import NegativesRecipe, Recipe, StageRecipe
 
 
@@ -19,7 +19,7 @@ def share_lists(run: Path, recipe: Recipe, siblings: Mapping[Path, Recipe]) -> N
             continue
         # The manifest comes last: until it is there, the folder holds no lists and training would mine.
         for path in sorted(source.iterdir(), key=lambda path: path.name == "manifest.json"):
-            with complete_or_absent(target / path.name) as temporary:
+            with atomic_write(target / path.name) as temporary:
                 shutil.copyfile(path, temporary)
 
 

@@ -8,7 +8,7 @@ from quintet.data.corpus import Corpus
 from quintet.evaluation.evaluate import encode_split, evaluate_members
 from quintet.evaluation.scoring import Member, member_scores
 from quintet.evaluation.special_samples import negative_means, special_samples
-from quintet.training.run import open_run
+from quintet.runs.run import open_run
 from quintet.training.studies.study import Trained
 
 

@@ -143,7 +143,7 @@ class Study:
 
 
 def differences(old: Any, new: Any, path: str = "") -> Iterator[str]:
-    """Where two contents differ, as sentences.
+    """Where two contents differ, as texts.
 
     >>> list(differences({"a": {"b": 1}, "c": 2}, {"a": {"b": 3}, "c": 2}))
     ['a.b is 1, not 3']

@@ -7,7 +7,7 @@ from typing import Any
 
 from quintet.evaluation.metrics import CUTS
 
-DIRECTIONS = {"i2t": "sentence", "t2i": "image"}  # what is retrieved: the papers' names of the two directions
+DIRECTIONS = {"i2t": "text", "t2i": "image"}  # what is retrieved: the papers' names of the two directions
 NOTHING = "-"
 
 
@@ -70,7 +70,7 @@ def _layout(summary: dict[str, Any], table: dict[str, Any]) -> str:
 
 
 def _heading(name: str) -> str:
-    """`i2t_r1` is the sentence R@1; only the first recall of a direction names it, as a group heading would."""
+    """`i2t_r1` is the text R@1; only the first recall of a direction names it, as a group heading would."""
     direction, _, cut = name.partition("_r")
     if direction not in DIRECTIONS:
         return name

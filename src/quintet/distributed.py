@@ -1,0 +1,202 @@
+"""Several processes that work on one batch: gathering rows with right gradients, and summing gradients.
+
+Without `torchrun` everything here is the identity, so callers need no second path. The convention: every process
+returns the loss of *its* anchors; the loss of the batch is the sum over processes; gradients are summed, not averaged.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from quintet.codes import Codes
+
+
+def world_size() -> int:
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def rank() -> int:
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+
+
+def is_main() -> bool:
+    return rank() == 0
+
+
+def is_main_launched() -> bool:
+    """Whether torchrun counts this process as the first; unlike `is_first`, also outside of `joined`."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
+def share(total: int, process: int | None = None) -> slice:
+    """The rows of a global batch that a process (default: this one) works on: consecutive, as even as possible.
+
+    >>> share(10)
+    slice(0, 10, None)
+    """
+    process = rank() if process is None else process
+    return slice(process * total // world_size(), (process + 1) * total // world_size())
+
+
+class _GatherRows(torch.autograd.Function):
+    """All-gather along dim 0. Backward: each process gets the sum over all processes of the gradient of its rows."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, total: int) -> Tensor:
+        sizes = [share(total, process) for process in range(world_size())]
+        largest = max(part.stop - part.start for part in sizes)
+        padded = rows.new_zeros((largest, *rows.shape[1:]))
+        padded[: len(rows)] = rows
+        parts = [torch.empty_like(padded) for _ in sizes]
+        dist.all_gather(parts, padded)
+        ctx.mine = share(total)
+        return torch.cat([part[: size.stop - size.start] for part, size in zip(parts, sizes, strict=True)])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        summed = gradients[0].contiguous()
+        dist.all_reduce(summed)
+        return summed[ctx.mine], None
+
+
+def gather_rows(rows: Tensor, total: int) -> Tensor:
+    """The rows of all processes, in order of process; `total` is their number."""
+    if world_size() == 1:
+        return rows
+    if rows.dtype == torch.bool:
+        return gather_rows(rows.to(torch.uint8), total).bool()
+    return _GatherRows.apply(rows, total)
+
+
+def gather_codes(codes: Codes, total: int) -> Codes:
+    """The Codes of all processes; fragments are padded to the longest anywhere."""
+    if world_size() == 1:
+        return codes
+    if codes.fragments is not None:
+        length = torch.tensor(codes.fragments.shape[1], device=codes.device)
+        dist.all_reduce(length, op=dist.ReduceOp.MAX)
+        codes = codes.pad_fragments(int(length))
+    return Codes(**{name: gather_rows(tensor.contiguous(), total) for name, tensor in codes.tensors().items()})
+
+
+def sum_gradients(parameters: Iterable[nn.Parameter]) -> None:
+    """Add up the gradients of all processes, in one message per dtype. A parameter unused here counts as zero.
+
+    One that no process used keeps no gradient at all, as with one process: optimizers leave it alone. Rows that are
+    shared out (`mark_sharded`) have their whole gradient already.
+    """
+    if world_size() == 1:
+        return
+    wanted = [parameter for parameter in parameters if parameter.requires_grad and global_rows(parameter) is None]
+    wanted = _used_anywhere(wanted)
+    for dtype in sorted({parameter.dtype for parameter in wanted}, key=str):
+        same = [parameter for parameter in wanted if parameter.dtype == dtype]
+        for parameter in same:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        flat = torch.cat([parameter.grad.reshape(-1) for parameter in same if parameter.grad is not None])
+        dist.all_reduce(flat)
+        offset = 0
+        for parameter in same:
+            parameter.grad = flat[offset : offset + parameter.numel()].view_as(parameter)
+            offset += parameter.numel()
+
+
+def _used_anywhere(parameters: list[nn.Parameter]) -> list[nn.Parameter]:
+    if not parameters:
+        return []
+    used = torch.tensor([float(parameter.grad is not None) for parameter in parameters], device=parameters[0].device)
+    dist.all_reduce(used)
+    return [parameter for parameter, many in zip(parameters, used.tolist(), strict=True) if many]
+
+
+def all_reduce_sum(values: Tensor) -> Tensor:
+    """The sum over processes, without gradient (for logging and counts)."""
+    values = values.detach().clone()
+    if world_size() > 1:
+        dist.all_reduce(values)
+    return values
+
+
+class _AddUp(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor) -> Tensor:
+        return all_reduce_sum(values)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return all_reduce_sum(gradients[0].contiguous())
+
+
+def all_reduce_with_gradient(values: Tensor) -> Tensor:
+    """The sum over processes, with gradients. Every process must use the result: backward is a sum of all, too."""
+    return values if world_size() == 1 else _AddUp.apply(values)
+
+
+def all_reduce_max(values: Tensor) -> Tensor:
+    """The elementwise maximum over processes, without gradient."""
+    values = values.detach().clone()
+    if world_size() > 1:
+        dist.all_reduce(values, op=dist.ReduceOp.MAX)
+    return values
+
+
+def shared_generator(device: torch.device) -> torch.Generator | None:
+    """A generator that all processes seed alike, from the first one's stream: sharing work out changes no draw.
+
+    None, the device's own, where one process has a GPU: a recorded step draws anew from that one alone.
+    """
+    if device.type == "cuda" and world_size() == 1:
+        return None
+    seed = torch.randint(2**62, (1,))
+    if world_size() > 1:
+        seed = all_reduce_sum((seed if is_main() else torch.zeros_like(seed)).to(device))
+    return torch.Generator(device).manual_seed(int(seed))
+
+
+def mark_sharded(parameter: nn.Parameter, total: int) -> None:
+    """Say that `parameter` is this process's share of `total` rows, which no process has all of."""
+    parameter.global_rows = total  # type: ignore[attr-defined]
+
+
+def global_rows(parameter: Tensor) -> int | None:
+    """How many rows all processes have together of a parameter that is shared out; None: each has the whole of it."""
+    return getattr(parameter, "global_rows", None)
+
+
+def broadcast_module(module: nn.Module) -> None:
+    """Give every process the first one's parameters and buffers; rows that are shared out stay where they are."""
+    if world_size() > 1:
+        for tensor in (*module.parameters(), *module.buffers()):
+            if global_rows(tensor) is None:
+                dist.broadcast(tensor.data, src=0)
+
+
+def barrier() -> None:
+    if world_size() > 1:
+        dist.barrier()
+
+
+@contextmanager
+def process_group(device: torch.device) -> Iterator[None]:
+    """Join the processes that torchrun announces, if it does, for as long as the block lasts."""
+    alone = int(os.environ.get("WORLD_SIZE", "1")) == 1
+    if alone or (dist.is_available() and dist.is_initialized()):
+        yield
+        return
+    # Its functions take the group of the moment of import as a default. Imported later, by torch on its own account,
+    # they would keep the group alive beyond its end, and its threads would now and then abort the exiting process.
+    importlib.import_module("torch.distributed.nn.functional")
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()

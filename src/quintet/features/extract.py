@@ -1,0 +1,150 @@
+"""Features of every image of a corpus: `quintet features`."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quintet.data.corpus import Corpus, Image
+from quintet.data.images import open_image
+from quintet.data.loading import batches_ahead
+from quintet.errors import CorpusError, ImageError
+from quintet.features.extractor import Crop, FeatureExtractor
+from quintet.features.job import Dtype, FeatureJob, Skipped, finished_features, image_fingerprint
+from quintet.runs.devices import cores_for_decoding
+
+
+@dataclass(frozen=True)
+class ExtractReport:
+    folder: Path
+    images: int  # in the corpus
+    skipped: list[Skipped]
+    resumed: int  # images that an earlier run had done
+    seconds: float
+
+    @property
+    def written(self) -> int:
+        return self.images - len(self.skipped)
+
+    @property
+    def per_second(self) -> float:
+        return (self.images - self.resumed) / self.seconds if self.seconds else 0.0
+
+
+def feature_name(tower: str) -> str:
+    """The folder name of a tower's features, where none is given.
+
+    >>> feature_name("efficientnet-lite0"), feature_name("hf:facebook/dinov2-small")
+    ('efficientnet-lite0', 'facebook-dinov2-small')
+    """
+    return re.sub(r"[^\w.-]+", "-", tower.split(":", 1)[-1]).strip("-.") or "features"
+
+
+def extract_features(
+    corpus: Corpus,
+    tower: str,
+    name: str | None = None,
+    *,
+    weights: Path | str | None = None,
+    grid: tuple[int, int] = (6, 6),
+    crop: Crop = "squeeze",
+    batch_size: int = 16,
+    dtype: Dtype = "float16",
+    device: str = "auto",
+    workers: int = 4,
+    overwrite: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> ExtractReport:
+    """Write the features of `corpus` under `CORPUS/features/NAME`, or go on where an earlier run was stopped.
+
+    The whole image is squeezed into the tower's square unless `crop="center"`: a caption may be about what a central
+    crop cuts away. Images that cannot be read are reported and left out. `progress(done, total)` is called after
+    every batch. `overwrite` replaces features or an unfinished extraction made with other settings; the old features
+    stay until the new ones are whole.
+    """
+    began = time.monotonic()
+    name = name or feature_name(tower)
+    _check_request(corpus, name, dtype, batch_size)
+    extractor = FeatureExtractor.create(tower, weights, grid=grid, crop=crop, device=device)
+    total = len(corpus.images)
+    folder = corpus.root / "features" / name
+    settings = {"tower": extractor.state(), "dtype": dtype, "pictures": image_fingerprint(corpus.images)}
+    if folder.exists() and not overwrite:
+        return ExtractReport(folder, total, finished_features(folder, settings), total, 0.0)
+    shape = (total, extractor.fragments, extractor.dim)
+    with cores_for_decoding(extractor.device), FeatureJob(folder, settings, shape, dtype, overwrite) as job:
+        resumed = job.done
+        if progress:
+            progress(job.done, total)
+        for batch in _batches(corpus, extractor, job.done, batch_size, workers):
+            _write_batch(job, extractor, batch)
+            if progress:
+                progress(job.done, total)
+        job.finish([image.id for image in corpus.images])
+    return ExtractReport(folder, total, job.skipped, resumed, time.monotonic() - began)
+
+
+def _check_request(corpus: Corpus, name: str, dtype: str, batch_size: int) -> None:
+    if Path(name).name != name or name.startswith("."):
+        raise CorpusError(f"{name!r} cannot be the name of features: it becomes a folder name")
+    if dtype not in ("float16", "float32"):
+        raise CorpusError(f"features are written as float16 or float32, not {dtype!r}")
+    if batch_size < 1:
+        raise CorpusError(f"a batch has at least one image, got {batch_size}")
+    if not any(image.path for image in corpus.images):
+        raise CorpusError(f"corpus {corpus.name!r} has no image files to extract features from")
+
+
+@dataclass(frozen=True)
+class _Batch:
+    images: Sequence[Image]
+    decoded: list[tuple[Tensor, tuple[int, int]] | ImageError]  # pixels with the image's (width, height)
+
+
+def _batches(
+    corpus: Corpus, extractor: FeatureExtractor, start: int, batch_size: int, workers: int
+) -> Iterator[_Batch]:
+    """Batches in order, decoded ahead."""
+
+    def decode(image: Image) -> tuple[Tensor, tuple[int, int]] | ImageError:
+        if image.path is None:
+            return ImageError("this image has no image file")
+        try:
+            picture = open_image(corpus.image_path(image))
+        except ImageError as error:
+            return error
+        return extractor.preprocess(picture), picture.size
+
+    for images, decoded in batches_ahead(corpus.images[start:], decode, batch_size, workers):
+        yield _Batch(images, decoded)
+
+
+def _write_batch(job: FeatureJob, extractor: FeatureExtractor, batch: _Batch) -> None:
+    good = [row for row, value in enumerate(batch.decoded) if not isinstance(value, ImageError)]
+    skipped = [
+        Skipped(image.id, str(value))
+        for image, value in zip(batch.images, batch.decoded, strict=True)
+        if isinstance(value, ImageError)
+    ]
+    shape = (len(batch.images), extractor.fragments)
+    features = np.zeros((*shape, extractor.dim), dtype=job.dtype)
+    boxes = np.zeros((*shape, 4), dtype=np.float32)
+    if good:
+        pixels, sizes = zip(*(batch.decoded[row] for row in good), strict=True)
+        with np.errstate(over="ignore"):  # an overflow is found in the next lines
+            features[good] = extractor.features(torch.stack(pixels))
+        for row in good:
+            if not np.isfinite(features[row]).all():
+                raise CorpusError(
+                    f"features of image {batch.images[row].id!r} do not fit {job.dtype} (NaN, infinity, too big); "
+                    "try --dtype float32, and check that the weights belong to this tower"
+                )
+        boxes[good] = extractor.boxes(sizes)
+    job.write(features, boxes, skipped)

@@ -1,0 +1,102 @@
+"""BatchNorm over the batch of all processes, also on CPU (torch's own SyncBatchNorm is for GPUs only)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from quintet import distributed
+
+
+def masked_batchnorm(norm: nn.Module, rows: Tensor, real: Tensor) -> Tensor:
+    """What `norm` makes of the real rows of (..., d); zeros where `real` (...) is False.
+
+    Padding enters neither the statistics of the batch nor those that are kept. A norm in evaluation mode (a frozen one)
+    uses what it has kept, and keeps nothing. Every shape is known beforehand: the
+    rows are weighed, not picked out, so a GPU need not be asked how many there are.
+
+    >>> norm = nn.BatchNorm1d(1)
+    >>> masked_batchnorm(norm, torch.tensor([[1.0], [3.0], [9.0]]), torch.tensor([True, True, False])).round().tolist()
+    [[-1.0], [1.0], [0.0]]
+    """
+    if not norm.training:
+        return norm(rows.flatten(0, -2)).view_as(rows) * real[..., None]
+    if not isinstance(norm, nn.BatchNorm1d):  # its statistics are of several processes (`SharedBatchNorm`)
+        normalised = torch.zeros_like(rows)
+        normalised[real] = norm(rows[real]).to(rows.dtype)
+        return normalised
+    wide = rows.float() if rows.dtype in (torch.bfloat16, torch.float16) else rows
+    weight = real[..., None].to(wide.dtype)  # (..., 1)
+    others = list(range(rows.dim() - 1))
+    count = weight.sum().clamp(min=1)
+    mean = (wide * weight).sum(others) / count  # (d,)
+    centred = (wide - mean) * weight
+    variance = centred.square().sum(others) / count  # (d,)
+    _track(norm, mean.detach(), variance.detach(), count)
+    normalised = centred * torch.rsqrt(variance + norm.eps)
+    if norm.affine:
+        normalised = (normalised * norm.weight + norm.bias) * weight
+    return normalised.to(rows.dtype)
+
+
+@torch.no_grad()
+def _track(norm: nn.BatchNorm1d, mean: Tensor, variance: Tensor, count: Tensor) -> None:
+    if norm.running_mean is None or norm.running_var is None or norm.num_batches_tracked is None:
+        return
+    norm.num_batches_tracked += 1
+    rate = 1 / norm.num_batches_tracked.to(mean.dtype) if norm.momentum is None else norm.momentum
+    norm.running_mean.lerp_(mean.to(norm.running_mean.dtype), rate)
+    unbiased = variance * count / (count - 1).clamp(min=1)
+    norm.running_var.lerp_(unbiased.to(norm.running_var.dtype), rate)
+
+
+class SharedBatchNorm(nn.Module):
+    """Takes the place (and the parameters) of a BatchNorm where several processes train: global statistics."""
+
+    running_mean: Tensor
+    running_var: Tensor
+    num_batches_tracked: Tensor
+
+    def __init__(self, local: nn.BatchNorm1d | nn.BatchNorm2d) -> None:
+        super().__init__()
+        self.eps, self.momentum = local.eps, local.momentum
+        self.weight, self.bias = local.weight, local.bias
+        for name in ("running_mean", "running_var", "num_batches_tracked"):
+            self.register_buffer(name, getattr(local, name))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, d) or (n, d, ...)."""
+        if x.dtype in (torch.bfloat16, torch.float16):  # sums and counts want float32, as in torch's own
+            return self.forward(x.float()).to(x.dtype)
+        shape = (1, -1, *[1] * (x.dim() - 2))
+        if self.training:
+            others = [0, *range(2, x.dim())]
+            size = x.new_tensor([x.numel() / x.shape[1]])
+            sums = distributed.all_reduce_with_gradient(torch.cat([x.sum(others), size]))  # (d + 1,)
+            count = sums[-1].detach()
+            mean = sums[:-1] / count
+            squares = distributed.all_reduce_with_gradient((x - mean.view(shape)).square().sum(others))  # (d,)
+            variance = squares / count
+            self._track(mean.detach(), variance.detach(), count)
+        else:
+            mean, variance = self.running_mean, self.running_var
+        scaled = (x - mean.view(shape)) * torch.rsqrt(variance + self.eps).view(shape)
+        return scaled * self.weight.view(shape) + self.bias.view(shape)
+
+    @torch.no_grad()
+    def _track(self, mean: Tensor, variance: Tensor, count: Tensor) -> None:
+        self.num_batches_tracked += 1
+        rate = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+        self.running_mean.lerp_(mean, rate)
+        self.running_var.lerp_(variance * count / (count - 1).clamp(min=1), rate)
+
+
+def share_batchnorms(module: nn.Module) -> None:
+    """Replace every BatchNorm inside `module`, in place. With one process nothing changes."""
+    if distributed.world_size() == 1:
+        return
+    for name, child in module.named_children():
+        if isinstance(child, nn.BatchNorm1d | nn.BatchNorm2d):
+            setattr(module, name, SharedBatchNorm(child))
+        else:
+            share_batchnorms(child)

@@ -1,0 +1,63 @@
+"""Which device to work on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from quintet.errors import QuintetError
+
+
+def pick_device(name: str) -> torch.device:
+    """ "cuda" is the GPU of this process; "auto" likewise where there is one, else the CPU."""
+    try:
+        device = torch.device(device_name(name, torch.cuda.is_available()))
+        torch.empty(0, device=device)  # a device torch knows need not be one this machine has
+    except (RuntimeError, AssertionError) as error:
+        raise QuintetError(f"no device {name!r} here: {str(error).partition(chr(10))[0]}") from None
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    return device
+
+
+def device_name(name: str, has_gpu: bool) -> str:
+    """With an index wherever a GPU is meant: torchrun's processes must not all work on the first one.
+
+    >>> device_name("auto", has_gpu=False), device_name("cuda:1", has_gpu=True)
+    ('cpu', 'cuda:1')
+    """
+    if name == "auto":
+        name = "cuda" if has_gpu else "cpu"
+    return f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if name == "cuda" else name
+
+
+@contextmanager
+def tensor_core_products(device: torch.device, on: bool) -> Iterator[None]:
+    """Whether products of float32 matrices round their factors to TF32's 10 bits, which a GPU multiplies quicker.
+
+    As it was before afterwards; a CPU has none and computes as ever.
+    """
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if on and device.type == "cuda" else "highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@contextmanager
+def cores_for_decoding(device: torch.device) -> Iterator[None]:
+    """While an accelerator computes, leave the CPU to the threads that decode images.
+
+    Torch's own threads have nothing to do then but spin, and on many cores they slow decoding down several times.
+    """
+    before = torch.get_num_threads()
+    if device.type != "cpu":
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,244 @@
+"""Pseudo-categories for the instance loss: groups whose images look alike, found by k-means (Dual-Path, Table IV)."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from quintet import distributed
+from quintet.codes import Codes
+from quintet.data.corpus import Split
+from quintet.data.loading import image_batches
+from quintet.data.sampling import epoch_batches
+from quintet.errors import QuintetError, RecipeError, RunError
+from quintet.files import atomic_write
+from quintet.losses.instance import InstanceObjective
+from quintet.models.matcher import evaluation_mode
+from quintet.training.build import Objectives, TrainingData
+from quintet.training.recipe_models import BatchRecipe
+
+CENTRES_FROM, ROUNDS = (
+    4096,
+    10,
+)  # of k-means: vectors looked at between two moves of the centres, passes over all of them
+NEIGHBOURS = 2  # the stream of random numbers that shuffles bunches
+
+
+def kmeans(vectors: np.ndarray, clusters: int, *, seed: tuple[int, ...]) -> np.ndarray:
+    """(n,) int64: the cluster of each row of (n, d), a function of the vectors and the seed. Some may be empty.
+
+    >>> np.bincount(kmeans(np.array([[0.0], [0.1], [5.0], [5.1]]), 2, seed=(0,))).tolist()
+    [2, 2]
+    """
+    if not 1 <= clusters <= len(vectors):
+        raise ValueError(f"{len(vectors)} vectors cannot make {clusters} clusters")
+    found = require_clustering().MiniBatchKMeans(
+        clusters,
+        batch_size=CENTRES_FROM,
+        max_iter=ROUNDS,
+        max_no_improvement=None,  # stopping early would hang on sums whose rounding depends on the number of threads
+        n_init=1,
+        random_state=int(np.random.SeedSequence(seed).generate_state(1)[0]),
+    )
+    return found.fit_predict(np.ascontiguousarray(vectors)).astype(np.int64)
+
+
+def require_clustering() -> Any:
+    """scikit-learn's module of clusterings, or how to get it."""
+    try:
+        return import_module("sklearn.cluster")
+    except ImportError:
+        raise QuintetError(
+            "k-means (batches of neighbours, pseudo-categories) needs scikit-learn: `pip install 'quintet[cluster]'`; "
+            "or set batches.kind=random, or leave `categories` out"
+        ) from None
+
+
+def neighbour_batches(
+    split: Split,
+    clusters: np.ndarray,
+    batch_size: int,
+    per_cluster: int,
+    *,
+    seed: tuple[int, ...],
+    per: Literal["texts", "images"] = "texts",
+    drop_last: bool = False,
+) -> list[np.ndarray]:
+    """Batches, each (n, 2) of image row and text row, made of bunches of `per_cluster` images of one cluster.
+
+    `clusters` (n_images,) says which cluster each image is in. A bunch holds different images with one of their
+    texts each; a batch is batch_size / per_cluster bunches, P x K in the paper's letters. As with random batches, an
+    epoch visits every text once (`per="texts"`) or every image once (`per="images"`), in as many batches: the
+    images that no full bunch of their cluster takes make up mixed ones.
+    """
+    [pairs] = epoch_batches(split, len(split.images) + len(split.texts), seed=seed, per=per)  # all, in random order
+    rng = np.random.default_rng((*seed, NEIGHBOURS))
+    bunches, rest = [], []
+    for visit in _visits(pairs):
+        full, left = _bunches(visit, clusters[visit[:, 0]], per_cluster)
+        bunches += [full[place] for place in rng.permutation(len(full))]
+        rest.append(left)
+    mixed = np.concatenate(rest)
+    pairs = np.concatenate([*bunches, mixed[rng.permutation(len(mixed))]])
+    batches = [pairs[start : start + batch_size] for start in range(0, len(pairs), batch_size)]
+    if len(batches) > 1 and len(batches[-1]) < (batch_size if drop_last else 2):
+        batches.pop()
+    return [batches[place] for place in rng.permutation(len(batches))]
+
+
+def _visits(pairs: np.ndarray) -> list[np.ndarray]:
+    """The first pair of every image, the second of every image that has one, and so on."""
+    order = np.argsort(pairs[:, 0], kind="stable")
+    images = pairs[order, 0]
+    first = np.searchsorted(images, images)  # where the image's pairs begin
+    visit = np.empty(len(pairs), dtype=np.int64)
+    visit[order] = np.arange(len(pairs)) - first
+    return [pairs[visit == number] for number in range(int(visit.max()) + 1)]
+
+
+def _bunches(pairs: np.ndarray, labels: np.ndarray, size: int) -> tuple[list[np.ndarray], np.ndarray]:
+    """Full bunches of one cluster each, and the pairs that are left."""
+    order = np.argsort(labels, kind="stable")
+    members = np.split(pairs[order], np.flatnonzero(np.diff(labels[order])) + 1)
+    full = [part[start : start + size] for part in members for start in range(0, len(part) - size + 1, size)]
+    return full, np.concatenate([part[len(part) - len(part) % size :] for part in members])
+
+
+BATCH = 128
+
+
+def refresh_epoch(batches: BatchRecipe, epoch: int) -> int:
+    """The epoch whose first weights the clusters of `epoch` come from.
+
+    >>> [refresh_epoch(BatchRecipe(kind="neighbours", from_epoch=4, refresh=3), epoch) for epoch in (4, 6, 7)]
+    [4, 4, 7]
+    """
+    return epoch - (epoch - batches.from_epoch) % batches.refresh
+
+
+def image_clusters(
+    batches: BatchRecipe,
+    epoch: int,
+    matcher: Any,
+    data: TrainingData,
+    *,
+    folder: Path,
+    seed: tuple[int, ...],
+    device: torch.device,
+    at_start: bool,
+) -> np.ndarray:
+    """(n_images,): the cluster of each training image, computed as an epoch starts and kept in the stage's folder.
+
+    A run that is resumed later in the epoch reads them back, because its weights are no longer those of the start.
+    """
+    since = refresh_epoch(batches, epoch)
+    path = folder / f"clusters-{since}.npy"
+    if since == epoch and at_start:
+        vectors = _vectors(matcher, data, device)
+        if distributed.is_main():  # the others read what it found
+            labels = kmeans(vectors, cluster_count(batches, len(vectors)), seed=(*seed, epoch))
+            with atomic_write(path) as temporary, temporary.open("wb") as file:
+                np.save(file, labels, allow_pickle=False)
+            for old in folder.glob("clusters-*.npy"):
+                if old != path:
+                    old.unlink()
+        distributed.barrier()
+    try:
+        labels = np.load(path, allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise RunError(
+            f"{path} is missing or damaged, so epoch {epoch + 1} cannot be resumed exactly: {error}"
+        ) from None
+    if labels.shape != (len(data.train.images),):
+        raise RunError(f"{path} is of another training split: {labels.shape[0]} images, not {len(data.train.images)}")
+    return labels
+
+
+def _vectors(matcher: Any, data: TrainingData, device: torch.device) -> np.ndarray:
+    """(n_images, d): the embeddings of all training images, each process encoding its share."""
+    images = data.train.images
+    if len(images) < distributed.world_size():
+        raise RecipeError("there are fewer training images than processes; use fewer processes")
+    matcher.eval()
+    source = data.image_source(matcher)
+    with torch.no_grad():
+        parts = [
+            _embeddings(matcher.encode_images(batch.to(device)))
+            for batch in image_batches(source, images[distributed.share(len(images))], BATCH)
+        ]
+        return distributed.gather_rows(torch.cat(parts).float(), len(images)).cpu().numpy()
+
+
+def cluster_count(batches: BatchRecipe, images: int) -> int:
+    """As the recipe says, or so many that a cluster has four bunches on average."""
+    return min(images, batches.clusters or max(1, images // (4 * batches.per_cluster)))
+
+
+def _embeddings(codes: Codes) -> torch.Tensor:
+    if codes.embedding is None:
+        raise RecipeError(
+            "batches of neighbours need a matcher with one vector an image; use kind: random with this one"
+        )
+    return codes.embedding
+
+
+FILE = "categories.npy"
+
+
+def assign_categories(
+    objective: Objectives,
+    matcher: Any,
+    data: TrainingData,
+    *,
+    folder: Path,
+    seed: tuple[int, ...],
+    device: torch.device,
+) -> None:
+    """Give the losses that want them the categories of all training groups.
+
+    They come from the matcher's image features as the stage starts, are found once and kept in the stage's folder. A
+    loss that goes on from an earlier stage has them already: its classifier has learned these and no others.
+    """
+    for part in objective.parts.values():
+        if isinstance(part, InstanceObjective) and part.categories is not None and not part.assigned:
+            part.assign(torch.from_numpy(_kept_or_found(part.categories, matcher, data, folder, seed, device)))
+
+
+def _kept_or_found(
+    count: int, matcher: Any, data: TrainingData, folder: Path, seed: tuple[int, ...], device: torch.device
+) -> np.ndarray:
+    path = folder / FILE
+    if not path.is_file():
+        vectors = _group_features(matcher.to(device), data, device)
+        if distributed.is_main():  # the others read what it found
+            labels = kmeans(vectors, count, seed=seed)
+            with atomic_write(path) as temporary, temporary.open("wb") as file:
+                np.save(file, labels, allow_pickle=False)
+    distributed.barrier()
+    try:
+        labels = np.load(path, allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path} is missing or damaged: {error}") from None
+    if labels.shape != (len(data.train.groups),) or labels.max() >= count:
+        raise RunError(f"{path} is of another training split or another number of categories; train into a new folder")
+    return labels
+
+
+def _group_features(matcher: Any, data: TrainingData, device: torch.device) -> np.ndarray:
+    """(groups, d): what the image head is given, averaged over the images of a group; each process does its share."""
+    if not hasattr(matcher, "image_features"):
+        raise RecipeError("pseudo-categories need the pooled features of an image tower; use them with dual-path")
+    images, groups = data.train.images, torch.from_numpy(data.train.image_groups)
+    source = data.image_source(matcher)
+    with torch.no_grad(), evaluation_mode(matcher):
+        parts = [
+            matcher.image_features(batch.to(device)).float()
+            for batch in image_batches(source, images[distributed.share(len(images))], BATCH)
+        ]
+        features = distributed.gather_rows(torch.cat(parts), len(images)).cpu()  # (images, d)
+    sums = torch.zeros(len(data.train.groups), features.shape[1]).index_add_(0, groups, features)
+    return (sums / torch.bincount(groups, minlength=len(sums))[:, None]).numpy()

@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+from torch import Tensor
+
+from quintet.backbones import ImageTower, Preprocess, create_tower
+from quintet.errors import QuintetError
+from quintet.features.extractor import FeatureExtractor, pick_device
+
+
+class Colours(ImageTower):
+    """A tower whose features are the mean colours of 8 x 8 pixels: what a cell saw can be read off them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dim = 3
+        self.preprocess = Preprocess((64, 64), short_side=64, mean=(0, 0, 0), std=(1, 1, 1))
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        return torch.nn.functional.avg_pool2d(pixels, 8)
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> Path:
+    torch.manual_seed(0)
+    save_file(create_tower("small-cnn").state_dict(), tmp_path / "small.safetensors")
+    return tmp_path / "small.safetensors"
+
+
+def ramp(width: int, height: int) -> Image.Image:
+    """Red grows from left to right, green from top to bottom."""
+    horizontal = Image.linear_gradient("L").rotate(90).resize((width, height))
+    vertical = Image.linear_gradient("L").resize((width, height))
+    return Image.merge("RGB", (horizontal, vertical, Image.new("L", (width, height))))
+
+
+@pytest.mark.parametrize("grid", [(6, 6), (8, 8), (2, 4), (1, 1)])
+@pytest.mark.parametrize("crop", ["squeeze", "center"])
+@pytest.mark.parametrize("size", [(300, 100), (100, 250), (128, 128)])
+def test_a_cells_box_is_where_its_feature_comes_from(grid: tuple[int, int], crop: str, size: tuple[int, int]) -> None:
+    """On a ramp the mean colour of a box is the position of its middle, in the whole image's coordinates."""
+    tower = Colours()
+    view = tower.preprocess.squeezed() if crop == "squeeze" else tower.preprocess
+    batch = FeatureExtractor(tower, "colours", preprocess=view, grid=grid)([ramp(*size)])
+    assert batch.fragments is not None
+    assert batch.boxes is not None
+    assert batch.fragments.shape == (1, grid[0] * grid[1], 3)
+    left, top, right, bottom = batch.boxes[0].unbind(1)
+    red, green, blue = batch.fragments[0].unbind(1)
+    assert torch.allclose((left + right) / 2, red, atol=0.02)
+    assert torch.allclose((top + bottom) / 2, green, atol=0.02)
+    assert blue.abs().max() == 0
+    if crop == "squeeze":
+        assert (left.min(), top.min(), right.max(), bottom.max()) == (0, 0, 1, 1)
+    elif size == (300, 100):
+        assert left.min() == pytest.approx(1 / 3)
+        assert right.max() == pytest.approx(2 / 3)
+
+
+def test_images_of_several_sizes_in_one_batch_have_their_own_boxes() -> None:
+    extractor = FeatureExtractor(Colours(), "colours", preprocess=Colours().preprocess, grid=(2, 2))
+    both = extractor([ramp(300, 100), ramp(100, 300)])
+    assert both.boxes is not None
+    assert torch.allclose(both.boxes[0], extractor([ramp(300, 100)]).boxes[0])  # type: ignore[index]
+    assert torch.allclose(both.boxes[1], both.boxes[0][:, [1, 0, 3, 2]][[0, 2, 1, 3]])  # the axes swapped
+
+
+def test_the_state_makes_the_same_extractor_again(weights: Path, tmp_path: Path) -> None:
+    extractor = FeatureExtractor.create("small-cnn", weights, grid=(3, 4), crop="center")
+    state = json.loads(json.dumps(extractor.state()))
+    again = FeatureExtractor.from_state(state)
+    first, second = extractor([ramp(50, 40)]), again([ramp(50, 40)])
+    assert torch.equal(first.fragments, second.fragments)  # type: ignore[arg-type]
+    assert torch.equal(first.boxes, second.boxes)  # type: ignore[arg-type]
+    moved = weights.rename(tmp_path / "moved.safetensors")
+    with pytest.raises(QuintetError, match=r"small\.safetensors does not exist"):
+        FeatureExtractor.from_state(state)
+    FeatureExtractor.from_state(state, weights=moved)
+
+
+def test_other_weights_are_refused(weights: Path, tmp_path: Path) -> None:
+    state = FeatureExtractor.create("small-cnn", weights).state()
+    torch.manual_seed(9)
+    save_file(create_tower("small-cnn").state_dict(), tmp_path / "other.safetensors")
+    with pytest.raises(QuintetError, match="not those the features were made with"):
+        FeatureExtractor.from_state(state, weights=tmp_path / "other.safetensors")
+
+
+def test_errors() -> None:
+    with pytest.raises(QuintetError, match="no published weights"):
+        FeatureExtractor.create("small-cnn")
+    with pytest.raises(QuintetError, match="do not say which tower"):
+        FeatureExtractor.from_state({})
+    with pytest.raises(QuintetError, match="0 x 6"):
+        FeatureExtractor(Colours(), "colours", grid=(0, 6))
+    with pytest.raises(QuintetError, match="no device 'tpu9'"):
+        pick_device("tpu9")
+    assert pick_device("cpu").type == "cpu"
