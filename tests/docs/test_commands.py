@@ -1,0 +1,68 @@
+"""Every command in the documentation is one that the program takes: its name, its options and its recipe exist."""
+
+from __future__ import annotations
+
+import re
+from itertools import chain
+from pathlib import Path
+
+import pytest
+import typer
+from tests.docs.commands import PAGES, ROOT, Line, commands
+
+from quintet.cli.main import app
+
+LINES = [line for page in PAGES for line in commands(page)]
+QUINTET = [line for line in LINES if line.quintet is not None]
+
+
+def parse(words: tuple[str, ...]) -> None:
+    """Go down to the subcommand and let its own parser read the options; nothing runs."""
+    command = typer.main.get_command(app)
+    context = command.make_context("quintet", [], resilient_parsing=True)
+    rest = list(words)
+    while hasattr(command, "commands") and rest and not rest[0].startswith("-"):
+        name = rest.pop(0)
+        assert name in command.commands, f"there is no command {name!r}"
+        command = command.commands[name]
+        context = command.make_context(name, [], parent=context, resilient_parsing=True)
+    context.resilient_parsing = False  # the parser reads the options strictly; only their values are not looked at
+    # A placeholder such as [--copy] or RUN... documents a form; its brackets are not typed.
+    command.make_parser(context).parse_args([word.strip("[]").removesuffix("...") for word in rest if word != "..."])
+
+
+@pytest.mark.parametrize("line", QUINTET, ids=str)
+def test_a_documented_command_has_options_that_exist(line: Line) -> None:
+    assert line.quintet is not None
+    parse(line.quintet)
+
+
+def test_a_wrong_option_is_noticed() -> None:
+    for words in (("train", "--corpsu", "x"), ("serach", "x"), ("data", "imprt")):
+        with pytest.raises(Exception, match=r"(?i)no such|there is no"):
+            parse(words)
+
+
+def test_commands_are_found_in_every_kind_of_block() -> None:
+    pages = {line.page for line in QUINTET}
+    assert {"README.md", "docs/search.md", "docs/training.md", "docs/evaluation.md", "docs/mining.md"} <= pages
+    assert len(QUINTET) > 80
+
+
+def test_python_scripts_that_are_named_exist() -> None:
+    scripts = [word for line in LINES for word in line.words if word.endswith(".py")]
+    assert scripts
+    missing = [word for word in scripts if not (ROOT / word).is_file() and not word.startswith(("my", "your"))]
+    assert not missing
+
+
+def test_pages_that_are_linked_exist() -> None:
+    broken = []
+    for page in PAGES:
+        text = (ROOT / page).read_text(encoding="utf-8")
+        for target in chain(re.findall(r"\]\(([^)#\s]+)", text), re.findall(r'(?:src|href)="([^"#]+)"', text)):
+            if "://" in target or target.startswith("mailto:"):
+                continue
+            if not (ROOT / Path(page).parent / target).exists():
+                broken.append(f"{page}: {target}")
+    assert not broken
