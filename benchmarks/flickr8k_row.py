@@ -28,7 +28,8 @@ from quintet.evaluation.scoring import Member
 from quintet.files import read_json, write_json
 from quintet.mining.run import mine_run
 from quintet.runs.devices import pick_device
-from quintet.runs.run import Run, open_run, read_head
+from quintet.runs.run import Run, open_run
+from quintet.runs.run_folder import read_head
 from quintet.training import stages
 from quintet.training.build import open_data
 from quintet.training.logs import Silent

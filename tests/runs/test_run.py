@@ -11,7 +11,8 @@ from quintet.data.corpus import Corpus
 from quintet.errors import RunError
 from quintet.files import read_json, write_json
 from quintet.models import create_model
-from quintet.runs.run import locate, open_run, write_run
+from quintet.runs.run import open_run, write_run
+from quintet.runs.run_folder import locate
 from quintet.training.recipe import parse_recipe
 from quintet.training.stages import train
 

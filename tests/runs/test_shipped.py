@@ -12,7 +12,8 @@ import quintet
 from quintet.data.batches import ImageBatch
 from quintet.data.corpus import Text
 from quintet.files import read_json
-from quintet.runs.run import locate, open_run, shipped_runs
+from quintet.runs.run import open_run
+from quintet.runs.run_folder import locate, shipped_runs
 from quintet.search.build import build_index
 from quintet.search.searcher import Searcher
 

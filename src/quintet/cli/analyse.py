@@ -55,7 +55,7 @@ def analyse_command(
     from quintet.report.analysis import ANALYSES, analyse
     from quintet.report.analysis.subject import Options, open_subjects
     from quintet.runs.devices import pick_device
-    from quintet.runs.run import locate, read_head
+    from quintet.runs.run_folder import locate, read_head
 
     kinds = [part for part in re.split(r"[,\s]+", what) if part] if what else None
     for kind in kinds or ():

@@ -71,7 +71,8 @@ def mine_command(
     from quintet.data.corpus import Corpus
     from quintet.mining.run import mine_run
     from quintet.runs.devices import pick_device
-    from quintet.runs.run import locate, open_run, shipped_runs
+    from quintet.runs.run import open_run
+    from quintet.runs.run_folder import locate, shipped_runs
 
     run, stage = locate(run, stage)
     working = None if memory is None else parse_size(memory)

@@ -55,7 +55,7 @@ def report_command(
     from quintet.report.build import make_report
     from quintet.report.measure import Material, Settings
     from quintet.runs.devices import pick_device
-    from quintet.runs.run import locate, read_head
+    from quintet.runs.run_folder import locate, read_head
 
     teams = [[Path(part.strip()) for part in text.split(",") if part.strip()] for text in ensemble or []]
     if any(len(team) < 2 for team in teams):

@@ -105,6 +105,21 @@ class Split:
         return _make_split(self.name, [self.groups[code] for code in codes], self.images, self.texts)
 
 
+def read_corpus_head(folder: Path) -> dict[str, Any]:
+    """corpus.json, checked."""
+    if not (folder / "corpus.json").is_file():
+        raise CorpusError(
+            f"{folder} is not a corpus (no corpus.json); make one with `quintet data import FORMAT SOURCE {folder}`"
+        )
+    head = read_json(folder / "corpus.json")
+    if head.get("format") != FORMAT or head.get("version", 0) > VERSION:
+        raise CorpusError(
+            f"{folder} is a {head.get('format')} of version {head.get('version')}; "
+            f"this Quintet reads {FORMAT} up to {VERSION}"
+        )
+    return head
+
+
 def split_checksum(split: Split) -> str:
     """SHA-256 of the ids and groups of a split, in order."""
     return split.checksum
@@ -217,16 +232,7 @@ class Corpus:
     @staticmethod
     def open(folder: Path | str) -> Corpus:
         folder = Path(folder)
-        if not (folder / "corpus.json").is_file():
-            raise CorpusError(
-                f"{folder} is not a corpus (no corpus.json); make one with `quintet data import FORMAT SOURCE {folder}`"
-            )
-        head = read_json(folder / "corpus.json")
-        if head.get("format") != FORMAT or head.get("version", 0) > VERSION:
-            raise CorpusError(
-                f"{folder} is a {head.get('format')} of version {head.get('version')}; "
-                f"this Quintet reads {FORMAT} up to {VERSION}"
-            )
+        head = read_corpus_head(folder)
         try:
             images = [_read_image(row) for row in read_jsonl(folder / "images.jsonl")]
             texts = [

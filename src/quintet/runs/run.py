@@ -1,20 +1,9 @@
-"""A run folder: what training leaves behind, and what everything after training starts from.
-
-run.json              {"format": "quintet-run", "version": 1, "name": ..., "status": "training" | "complete", ...}
-recipe.yaml           the recipe, overrides applied (absent where the matcher came from elsewhere)
-model.json            {"name": "vse++", "arguments": {...}}: enough for `quintet.create_model`
-tokenizer.json        how texts become ids (absent where it is not known)
-images.json           what images become: {"kind": "pixels"} or {"kind": "features", "name": ..., "tower": {...}}
-weights.safetensors   the matcher's weights: the selected epoch of the last stage
-stages/NAME/          checkpoint, selected weights and log of each stage
-"""
+"""`Run`: a trained matcher with its tokenizer and preprocessing, read from and written to a run folder."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -27,19 +16,11 @@ from quintet.data.corpus import Corpus, Image, Text
 from quintet.data.features import FeatureStore
 from quintet.data.loading import FeatureImages, ImageSource, PixelImages, TokenizedTexts, image_batches, text_batches
 from quintet.data.tokenizers import Tokenizer, load_tokenizer
-from quintet.errors import QuintetError, RecipeError, RunError
+from quintet.errors import RecipeError, RunError
 from quintet.files import read_json, write_json
 from quintet.models import MODELS, create_model
 from quintet.runs.checkpoint import load_tensors, save_tensors
-
-
-def shipped_runs() -> dict[str, Path]:
-    """Name -> folder. Beside the weights lies a model card: data, results, limits."""
-    folder = Path(str(resources.files("quintet") / "pretrained"))
-    return {path.parent.name: path.parent for path in sorted(folder.glob("*/run.json"))}
-
-
-FORMAT, VERSION = "quintet-run", 1
+from quintet.runs.run_folder import FORMAT, VERSION, file_checksum, find_weights, locate, read_head
 
 
 @dataclass(frozen=True)
@@ -145,49 +126,6 @@ def _write_head(folder: Path, name: str, status: str, corpus: Path | None, split
     write_json(folder / "run.json", head)
 
 
-def read_head(folder: Path) -> dict[str, Any]:
-    """run.json, checked."""
-    if not (folder / "run.json").is_file():
-        raise RunError(
-            f"{folder} is not a run (no run.json); `quintet train RECIPE -o {folder}` makes one"
-            + "".join(f", and {name!r} comes with Quintet" for name in shipped_runs())
-        )
-    head = read_json(folder / "run.json")
-    if head.get("format") != FORMAT:
-        raise RunError(f"{folder / 'run.json'} is not a Quintet run")
-    if head.get("version", 0) > VERSION:
-        raise RunError(
-            f"run {folder} was written by Quintet {head.get('quintet')} (run version {head['version']}); this one is "
-            f"{quintet.__version__} and reads up to {VERSION}: update Quintet to use it"
-        )
-    return head
-
-
-def locate(path: Path | str, stage: str | None = None) -> tuple[Path, str | None]:
-    """The run folder and the stage that a path means: a run, a stage of it, or the weights file of either.
-
-    The name of a run that comes with Quintet (see `shipped`) means that one, unless a folder here is called so.
-
-    >>> locate("runs/first"), locate("runs/first/stages/online/selected.safetensors")
-    ((PosixPath('runs/first'), None), (PosixPath('runs/first'), 'online'))
-    """
-    path = Path(path)
-    if not path.exists():
-        path = shipped_runs().get(str(path), path)
-    if path.name in ("weights.safetensors", "selected.safetensors"):
-        path = path.parent
-    elif path.is_file():
-        raise RunError(
-            f"{path} is not the weights file of a run (weights.safetensors, or stages/NAME/selected.safetensors); "
-            "`quintet convert` makes a run of a checkpoint from elsewhere"
-        )
-    if path.parent.name != "stages" or (path / "run.json").exists():
-        return path, stage
-    if stage not in (None, path.name):
-        raise RunError(f"{path} is stage {path.name!r} of its run, but stage {stage!r} was asked for; name one of them")
-    return path.parent.parent, path.name
-
-
 def open_run(folder: Path | str, *, stage: str | None = None, device: torch.device | str = "cpu") -> Run:
     """Open a finished run, or with `stage` the selected weights of one of its stages (also of an unfinished run).
 
@@ -195,14 +133,7 @@ def open_run(folder: Path | str, *, stage: str | None = None, device: torch.devi
     """
     folder, stage = locate(folder, stage)
     head = read_head(folder)
-    weights = folder / "weights.safetensors" if stage is None else folder / "stages" / stage / "selected.safetensors"
-    if stage is None and head["status"] != "complete":
-        raise RunError(
-            f"run {folder} has not finished training; go on with `quintet train --resume {folder}`, or name a stage to "
-            "open the best weights it has so far"
-        )
-    if not weights.is_file():
-        raise RunError(f"{weights} does not exist; this run has no such stage, or it has not come that far")
+    weights = find_weights(folder, stage)
     model = read_json(folder / "model.json")
     try:
         matcher = create_model(model["name"], **without_start_weights(model))
@@ -242,11 +173,3 @@ def load(folder: Path | str, *, stage: str | None = None, device: torch.device |
     `m = quintet.load("runs/mine"); m.score(m.encode_images(...), m.encode_texts(...))`
     """
     return open_run(folder, stage=stage, device=device).matcher
-
-
-def file_checksum(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise QuintetError(f"could not read {path}: {error.strerror}") from error

@@ -18,14 +18,17 @@ import secrets
 import shutil
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import quintet
 from quintet.errors import QuintetError
 from quintet.files import read_json, write_json
-from quintet.runs.run import FORMAT as RUN_FORMAT
-from quintet.runs.run import Run, locate, read_head
+from quintet.runs.run_folder import FORMAT as RUN_FORMAT
+from quintet.runs.run_folder import locate, read_head
 from quintet.search.errors import SearchError, StaleIndex
+
+if TYPE_CHECKING:
+    from quintet.runs.run import Run
 
 FORMAT, VERSION = "quintet-index", 2
 RootKind = Literal["folder", "corpus", "shards"]

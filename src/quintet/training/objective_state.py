@@ -9,7 +9,7 @@ from torch import nn
 
 from quintet import distributed
 from quintet.runs.checkpoint import load_tensors, own_rows, save_tensors, whole_state
-from quintet.runs.run import locate, read_head
+from quintet.runs.run_folder import locate, read_head
 from quintet.training.recipe_models import StageRecipe
 
 FILE = "objective.safetensors"

@@ -17,7 +17,8 @@ from quintet.mining.run import mine_run
 from quintet.models import MODELS
 from quintet.runs.checkpoint import load_tensors
 from quintet.runs.devices import pick_device
-from quintet.runs.run import finish_run, load_weights, locate, open_run, read_head, shipped_runs, start_run
+from quintet.runs.run import finish_run, load_weights, open_run, start_run
+from quintet.runs.run_folder import locate, read_head, shipped_runs
 from quintet.training.build import (
     TrainingData,
     build_matcher,

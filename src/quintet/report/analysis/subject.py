@@ -16,7 +16,8 @@ from quintet.errors import QuintetError
 from quintet.evaluation.evaluate import encode_split
 from quintet.evaluation.ranks import BLOCK, Ranks, count_ranks
 from quintet.evaluation.scoring import Member, member_scores, whole_tiles
-from quintet.runs.run import Run, locate, open_run
+from quintet.runs.run import Run, open_run
+from quintet.runs.run_folder import locate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

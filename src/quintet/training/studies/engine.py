@@ -23,7 +23,7 @@ from quintet.evaluation.protocols import find_protocol
 from quintet.evaluation.result import provenance
 from quintet.files import read_json, write_json, write_text
 from quintet.runs.devices import pick_device
-from quintet.runs.run import file_checksum, read_head
+from quintet.runs.run_folder import file_checksum, read_head
 from quintet.training import stages
 from quintet.training.build import open_data
 from quintet.training.logs import Display, Silent
