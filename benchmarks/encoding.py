@@ -20,9 +20,9 @@ import numpy as np
 import torch
 from PIL import Image
 
+from quintet.backbones.extractor import FeatureExtractor
 from quintet.data.vocabulary import WordVocabulary
 from quintet.evaluation.result import provenance
-from quintet.features.extractor import FeatureExtractor
 from quintet.files import write_json
 from quintet.models import create_model
 from quintet.runs.devices import pick_device

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from quintet.data.features import FeatureStore, Part, write_manifest
+from quintet.data.feature_store import FeatureStore, Part, write_manifest
 from quintet.evaluation.result import provenance
 from quintet.files import write_json
 

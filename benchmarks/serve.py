@@ -33,7 +33,7 @@ from urllib.parse import quote
 import numpy as np
 import torch
 
-from quintet.data.formats.scenes import make_scenes
+from quintet.data.scenes.generate import make_scenes
 from quintet.data.vocabulary import WordVocabulary
 from quintet.evaluation.result import provenance
 from quintet.files import write_json

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from quintet.data.corpus import Corpus, Image, Text
-from quintet.data.features import Part, write_manifest
+from quintet.data.feature_store import Part, write_manifest
 from quintet.evaluation.result import provenance
 from quintet.files import read_json, read_jsonl, write_json
 from quintet.models import list_models

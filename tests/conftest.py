@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from quintet.data.corpus import Corpus, Image, Text
-from quintet.data.features import Part, write_manifest
+from quintet.data.feature_store import Part, write_manifest
 
 
 @pytest.fixture(scope="session")

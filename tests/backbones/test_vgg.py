@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from quintet.backbones.tower import TOWERS
+from quintet.backbones.create import TOWERS
 from quintet.backbones.vgg import VGG, VGGFc7, vgg19
 
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from quintet.backbones import create_tower
 from quintet.cli.features import features_command
 from quintet.data.corpus import Corpus, Image, Text
-from quintet.data.features import FeatureStore
+from quintet.data.feature_store import FeatureStore
 from quintet.errors import QuintetError
 
 app = typer.Typer()

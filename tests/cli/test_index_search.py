@@ -10,11 +10,11 @@ import torch
 from PIL import Image
 from typer.testing import CliRunner
 
-from quintet.backbones.tower import create_tower
+from quintet.backbones.create import create_tower
+from quintet.backbones.extractor import FeatureExtractor
 from quintet.cli.main import app
 from quintet.data.vocabulary import WordVocabulary
 from quintet.errors import QuintetError
-from quintet.features.extractor import FeatureExtractor
 from quintet.models import create_model
 from quintet.runs.checkpoint import save_tensors
 from quintet.runs.run import write_run

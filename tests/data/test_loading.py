@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +11,17 @@ from PIL import Image as PILImage
 
 from quintet.data import loading
 from quintet.data.corpus import Corpus, Image, Text
-from quintet.data.features import FeatureStore
-from quintet.data.loading import FeatureImages, PixelImages, TokenizedTexts, image_batches, load_pairs, text_batches
+from quintet.data.feature_store import FeatureStore
+from quintet.data.loading import (
+    BATCHES_AHEAD,
+    FeatureImages,
+    PixelImages,
+    TokenizedTexts,
+    batches_ahead,
+    image_batches,
+    load_pairs,
+    text_batches,
+)
 from quintet.data.vocabulary import WordVocabulary
 from quintet.errors import ImageError
 
@@ -159,3 +170,31 @@ def test_a_pool_of_texts_beside_the_batch(tiny_corpus: Path) -> None:
         assert ids == tokenizer.ids(split.texts[text].text)
     assert batch.pool.texts.chances is not None
     assert batch.to("meta").pool.groups.device.type == "meta"  # type: ignore[union-attr]
+
+
+def test_order_is_kept_however_long_each_takes() -> None:
+    def work(number: int) -> int:
+        time.sleep(0.002 * (number % 3))
+        return -number
+
+    found = list(batches_ahead(list(range(10)), work, batch_size=3, workers=4))
+    assert [list(items) for items, _ in found] == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9]]
+    assert [number for _, done in found for number in done] == [-number for number in range(10)]
+
+
+def test_only_a_few_batches_are_ahead() -> None:
+    started: list[int] = []
+    batches = batches_ahead(list(range(100)), started.append, batch_size=2, workers=2)
+    next(batches)
+    time.sleep(0.05)
+    assert len(started) <= 2 * (BATCHES_AHEAD + 1)
+    batches.close()  # type: ignore[attr-defined]
+
+
+def test_an_error_comes_out_and_the_threads_end() -> None:
+    def work(number: int) -> int:
+        return 1 // number
+
+    with pytest.raises(ZeroDivisionError):
+        list(batches_ahead([1, 0, 2], work, batch_size=1, workers=1))
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("ahead")]

@@ -19,13 +19,13 @@ from PIL import Image as Images
 from safetensors.torch import save_file
 
 from quintet.backbones import create_tower
+from quintet.backbones.extractor import FeatureExtractor
 from quintet.data.corpus import Corpus, Image, Text
-from quintet.data.features import FeatureStore
+from quintet.data.feature_store import FeatureStore
 from quintet.data.images import open_image
 from quintet.errors import CorpusError, QuintetError
 from quintet.features import job as feature_job
 from quintet.features.extract import ExtractReport, extract_features
-from quintet.features.extractor import FeatureExtractor
 
 COUNT = 11
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from quintet.cli.main import app
 from quintet.data.corpus import Corpus, Image
-from quintet.data.features import Part, write_manifest
+from quintet.data.feature_store import Part, write_manifest
 from quintet.errors import QuintetError
 from quintet.training import stages
 from quintet.training.recipe import parse_recipe

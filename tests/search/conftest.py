@@ -10,9 +10,9 @@ import pytest
 import torch
 from PIL import Image
 
-from quintet.backbones.tower import create_tower
+from quintet.backbones.create import create_tower
+from quintet.backbones.extractor import FeatureExtractor
 from quintet.data.vocabulary import WordVocabulary
-from quintet.features.extractor import FeatureExtractor
 from quintet.models import create_model
 from quintet.runs.checkpoint import save_tensors
 from quintet.runs.run import write_run

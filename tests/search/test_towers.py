@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from quintet.features.extractor import FeatureExtractor
+from quintet.backbones.extractor import FeatureExtractor
 from quintet.search.errors import StaleIndex
 from quintet.search.towers import keep_tower, kept_tower
 

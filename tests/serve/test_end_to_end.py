@@ -18,11 +18,11 @@ import torch
 from PIL import Image
 from starlette.testclient import TestClient
 
-from quintet.backbones.tower import create_tower
-from quintet.data.formats.scenes import make_scenes
+from quintet.backbones.create import create_tower
+from quintet.backbones.extractor import FeatureExtractor
+from quintet.data.scenes.generate import make_scenes
 from quintet.data.vocabulary import WordVocabulary
 from quintet.errors import QuintetError
-from quintet.features.extractor import FeatureExtractor
 from quintet.files import read_json, write_json
 from quintet.models import create_model
 from quintet.runs.checkpoint import save_tensors

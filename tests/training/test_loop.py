@@ -16,7 +16,7 @@ from quintet.backbones.resnet import ResNet
 from quintet.data import loading
 from quintet.data import resident as image_memory
 from quintet.data.corpus import Corpus
-from quintet.data.formats.scenes import make_scenes
+from quintet.data.scenes.generate import make_scenes
 from quintet.models.vse import VSE
 from quintet.runs.checkpoint import load_tensors
 from quintet.runs.devices import tensor_core_products

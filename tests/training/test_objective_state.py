@@ -17,7 +17,7 @@ import torch.multiprocessing as mp
 import yaml
 
 from quintet.data.batches import ImageBatch
-from quintet.data.features import FeatureStore
+from quintet.data.feature_store import FeatureStore
 from quintet.files import read_jsonl
 from quintet.runs.checkpoint import load_tensors
 from quintet.training.logs import Silent

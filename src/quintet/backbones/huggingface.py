@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quintet.backbones.grid import fold_tokens, token_grid
 from quintet.backbones.preprocess import RESAMPLE, Preprocess
-from quintet.backbones.tower import ImageTower
+from quintet.backbones.tower import ImageTower, fold_tokens
 from quintet.backbones.weights import first_line
 from quintet.errors import QuintetError
 
+MAX_PREFIX_TOKENS = 16  # class and register tokens
 NAME_OF_RESAMPLE = {number: name for name, number in RESAMPLE.items()}
 
 
@@ -44,6 +44,22 @@ class HuggingFaceTower(ImageTower):
                 "feature map nor a grid of patch tokens; this model cannot serve as an image tower"
             )
         return fold_tokens(output, *grid)  # (n, prefix + h w, dim) -> (n, dim, h, w)
+
+
+def token_grid(tokens: int, size: tuple[int, int], patch: int) -> tuple[int, int] | None:
+    """Rows and columns of `tokens` patch tokens of an image of `size`; None where they make no grid.
+
+    A hierarchical network (Swin) has merged its patches two by two several times, so larger strides are tried too.
+
+    >>> token_grid(1 + 4 + 256, (224, 224), 14), token_grid(49, (224, 224), 4), token_grid(1000, (224, 224), 16)
+    ((16, 16), (7, 7), None)
+    """
+    for merged in (1, 2, 4, 8, 16):
+        height, width = (side // (patch * merged) for side in size)
+        prefix = tokens - height * width
+        if height and width and 0 <= prefix <= (MAX_PREFIX_TOKENS if merged == 1 else 0):
+            return height, width
+    return None
 
 
 def _load_model(name: str, pretrained: bool) -> nn.Module:

@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quintet.backbones.grid import fold_tokens
 from quintet.backbones.preprocess import Preprocess
-from quintet.backbones.tower import ImageTower
+from quintet.backbones.tower import ImageTower, fold_tokens
 from quintet.errors import QuintetError
 
 

@@ -101,7 +101,7 @@ def inspect_command(
 ) -> None:
     """Count and measure a corpus: splits, captions per image, lengths, vocabulary, duplicates, features."""
     from quintet.data.corpus import Corpus
-    from quintet.data.inspect import contact_sheet, describe
+    from quintet.data.overview import contact_sheet, describe
 
     corpus = Corpus.open(folder)
     with Progress(console=Console(stderr=True), transient=True, disable=not check_images) as bar:

@@ -36,7 +36,7 @@ def demo_command(
     Everything happens in one folder, with nothing downloaded. The last line names a page to open in a browser.
     """
     from quintet.cli.evaluate import results_table
-    from quintet.data.formats.scenes import make_scenes
+    from quintet.data.scenes.generate import make_scenes
     from quintet.report.page import write_search_page
     from quintet.search.build import build_index
     from quintet.search.searcher import Searcher

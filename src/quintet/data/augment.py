@@ -18,7 +18,7 @@ from torch import Tensor
 from quintet.data.batches import ImageBatch
 from quintet.data.corpus import Image
 from quintet.data.loading import ImageSource
-from quintet.data.tokenizers import TokenKinds
+from quintet.data.vocabulary import TokenKinds
 
 if TYPE_CHECKING:
     from PIL.Image import Image as PILImage

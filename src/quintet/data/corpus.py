@@ -9,7 +9,7 @@ On disk a corpus is a folder:
     images.jsonl    {"id": "12", "group": "12", "path": "images/12.jpg", ...anything else}
     texts.jsonl     {"id": "12#0", "group": "12", "text": "A dog.", "image": "12"}     ("image" is optional)
     splits.json     {"train": ["12", ...groups], "dev": [...], "test": [...]}
-    features/NAME/  see `quintet.data.features`
+    features/NAME/  see `quintet.data.feature_store`
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from quintet.data.batches import ImageBatch, OfflineBatch, PairBatch, TextBatch, TextPool
 from quintet.data.corpus import Corpus, Image, Split, Text
-from quintet.data.features import FeatureStore, WordFeatures
+from quintet.data.feature_store import FeatureStore, WordFeatures
 from quintet.data.images import open_image
 from quintet.data.negatives import OfflineRows
 from quintet.data.tokenizers import Tokenizer

@@ -14,7 +14,7 @@ from torch import Tensor
 from quintet.data.augment import Crop, Prepares
 from quintet.data.batches import ImageBatch
 from quintet.data.corpus import Corpus, Image
-from quintet.data.features import FeatureStore
+from quintet.data.feature_store import FeatureStore
 from quintet.data.images import open_image
 from quintet.errors import RecipeError
 

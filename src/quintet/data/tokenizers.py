@@ -3,24 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
-
 from quintet.data.batches import TextBatch
+from quintet.data.vocabulary import TokenKinds, WordVocabulary
+from quintet.data.wordpiece import WordPiece
 from quintet.errors import RunError
 from quintet.files import read_json
-
-
-@dataclass(frozen=True)
-class TokenKinds:
-    """What the ids of a tokenizer are, for those who change texts."""
-
-    mark: np.ndarray  # (ids,) bool: no part of a word, as padding, start and end
-    continues: np.ndarray  # (ids,) bool: a piece that goes on with the word before it
-    mask: int  # stands for a word that is hidden
 
 
 class Tokenizer(Protocol):
@@ -54,9 +44,6 @@ def text_batch(tokenizer: Tokenizer, texts: Sequence[str]) -> TextBatch:
 
 def load_tokenizer(path: Path | str) -> Tokenizer:
     """Read back what `write_json(path, tokenizer.state())` wrote."""
-    from quintet.data.vocabulary import WordVocabulary
-    from quintet.data.wordpiece import WordPiece
-
     state = read_json(path)
     kinds: dict[str, Any] = {"words": WordVocabulary, "wordpiece": WordPiece}
     kind = state.get("kind") if isinstance(state, dict) else None

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from quintet.data.tokenizers import TokenKinds
 from quintet.errors import QuintetError, RunError
 from quintet.files import read_json
 
@@ -150,6 +149,15 @@ class Coverage:
         share = 100 * self.unknown / max(self.tokens, 1)
         words = ", ".join(word for word, _ in self.examples)
         return f"{self.unknown} of {self.tokens} words unknown ({share:.2f} %)" + (f": {words}" if words else "")
+
+
+@dataclass(frozen=True)
+class TokenKinds:
+    """What the ids of a tokenizer are, for those who change texts."""
+
+    mark: np.ndarray  # (ids,) bool: no part of a word, as padding, start and end
+    continues: np.ndarray  # (ids,) bool: a piece that goes on with the word before it
+    mask: int  # stands for a word that is hidden
 
 
 class WordVocabulary:

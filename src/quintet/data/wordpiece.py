@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from quintet.data.tokenizers import TokenKinds
+from quintet.data.vocabulary import TokenKinds
 from quintet.errors import QuintetError, RunError
 from quintet.files import read_json
 

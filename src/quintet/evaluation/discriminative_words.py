@@ -13,7 +13,8 @@ from torch import Tensor
 
 from quintet.codes import Codes
 from quintet.data.batches import TextBatch
-from quintet.data.tokenizers import Tokenizer, TokenKinds
+from quintet.data.tokenizers import Tokenizer
+from quintet.data.vocabulary import TokenKinds
 from quintet.evaluation.scoring import full_precision
 from quintet.models.matcher import Matcher, evaluation_mode
 

@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quintet.backbones.extractor import Crop, FeatureExtractor
 from quintet.data.corpus import Corpus, Image
 from quintet.data.images import open_image
 from quintet.data.loading import batches_ahead
 from quintet.errors import CorpusError, ImageError
-from quintet.features.extractor import Crop, FeatureExtractor
 from quintet.features.job import Dtype, FeatureJob, Skipped, finished_features, image_fingerprint
-from quintet.runs.devices import cores_for_decoding
+from quintet.runs.devices import cores_for_decoding, pick_device
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def extract_features(
     began = time.monotonic()
     name = name or feature_name(tower)
     _check_request(corpus, name, dtype, batch_size)
-    extractor = FeatureExtractor.create(tower, weights, grid=grid, crop=crop, device=device)
+    extractor = FeatureExtractor.create(tower, weights, grid=grid, crop=crop, device=pick_device(device))
     total = len(corpus.images)
     folder = corpus.root / "features" / name
     settings = {"tower": extractor.state(), "dtype": dtype, "pictures": image_fingerprint(corpus.images)}

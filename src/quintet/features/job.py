@@ -25,7 +25,7 @@ from typing import Any, Literal
 import numpy as np
 
 from quintet.data.corpus import Image
-from quintet.data.features import FeatureStore, Part, write_manifest
+from quintet.data.feature_store import FeatureStore, Part, write_manifest
 from quintet.errors import CorpusError
 from quintet.files import read_json, write_json, write_synced
 

@@ -15,7 +15,7 @@ from torch import nn
 from quintet import distributed
 from quintet.backbones.weights import weights_checksum
 from quintet.data.corpus import Split
-from quintet.data.features import WordFeatures, write_word_features
+from quintet.data.feature_store import WordFeatures, write_word_features
 from quintet.data.loading import TokenizedTexts, text_batches
 from quintet.data.tokenizers import Tokenizer
 from quintet.errors import RecipeError

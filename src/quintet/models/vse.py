@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from quintet.backbones import create_tower
+from quintet.backbones.create import is_trained
 from quintet.backbones.text_encoder import HuggingFaceText, pretrained_text
-from quintet.backbones.tower import is_trained
 from quintet.codes import Codes
 from quintet.data.batches import ImageBatch, TextBatch
 from quintet.errors import RecipeError, suggest

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import quintet
 from quintet.data.batches import ImageBatch, TextBatch
 from quintet.data.corpus import Corpus, Image, Text
-from quintet.data.features import FeatureStore
+from quintet.data.feature_store import FeatureStore
 from quintet.data.loading import FeatureImages, ImageSource, PixelImages, TokenizedTexts, image_batches, text_batches
 from quintet.data.tokenizers import Tokenizer, load_tokenizer
 from quintet.errors import RecipeError, RunError

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from quintet.codes import Codes
 from quintet.data.corpus import Corpus
-from quintet.data.features import FeatureStore
+from quintet.data.feature_store import FeatureStore
 from quintet.data.images import image_header, open_image
 from quintet.data.loading import batches_ahead
 from quintet.errors import ImageError

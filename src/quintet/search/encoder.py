@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
+from quintet.backbones.extractor import FeatureExtractor
 from quintet.codes import Codes
 from quintet.data.batches import ImageBatch
 from quintet.data.tokenizers import Tokenizer, text_batch
 from quintet.errors import QuintetError
-from quintet.features.extractor import FeatureExtractor
 from quintet.runs.devices import pick_device
 from quintet.runs.run import Run, open_run
 from quintet.search.errors import SearchError
@@ -170,9 +170,9 @@ def _extractor(run: Run, towers: Path | None, device: str) -> FeatureExtractor:
     if not tower:
         raise SearchError(f"its features {run.image_input.get('name')!r} were imported, by a tower that is not known")
     if towers is None:
-        return FeatureExtractor.from_state(tower, device=device)
+        return FeatureExtractor.from_state(tower, device=pick_device(device))
     state, weights = kept_tower(towers, tower)
-    return FeatureExtractor.from_state(state, weights=weights, device=device)
+    return FeatureExtractor.from_state(state, weights=weights, device=pick_device(device))
 
 
 def _without_place(image_input: dict[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from quintet.backbones.tower import FAMILIES, create_tower
+from quintet.backbones.create import FAMILIES, create_tower
 from quintet.files import write_json
 from quintet.runs.checkpoint import save_tensors
 from quintet.search.errors import StaleIndex

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from quintet.backbones.text_encoder import text_encoder_config
 from quintet.data.augment import ChangedWords, FewerRegions, pixel_augmentation
 from quintet.data.corpus import Corpus, Split, split_checksum
-from quintet.data.features import FeatureStore
+from quintet.data.feature_store import FeatureStore
 from quintet.data.loading import FeatureImages, ImageSource, PixelImages, TokenizedTexts
 from quintet.data.resident import ImageMemory, ResidentFeatures, check_fits, fits_on
 from quintet.data.tokenizers import Tokenizer

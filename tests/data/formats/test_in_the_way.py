@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from quintet.data.formats import import_corpus
-from quintet.data.formats.scenes import make_scenes
+from quintet.data.scenes.generate import make_scenes
 from quintet.errors import CorpusError
 from quintet.features.job import FeatureJob
 from quintet.mining.journal import remove_journal

@@ -53,7 +53,7 @@ class Format:
 
     @property
     def _module(self) -> ModuleType:
-        return import_module(f"quintet.data.formats.{self.name}")
+        return import_module("quintet.data.scenes.generate" if self.generated else f"quintet.data.formats.{self.name}")
 
     @property
     def read(self) -> Callable[..., Corpus]:
@@ -68,18 +68,11 @@ class Format:
     @property
     def options(self) -> dict[str, Option]:
         types = typing.get_type_hints(self.read)
-        helps = SCENES_OPTIONS if self.generated else self._module.OPTIONS
+        helps: dict[str, str] = self._module.OPTIONS
         parameters = inspect.signature(self.read).parameters
         return {name: Option(name, types[name], parameters[name].default, text) for name, text in helps.items()}
 
 
-SCENES_OPTIONS = {
-    "train": "how many training scenes",
-    "dev": "how many validation scenes",
-    "test": "how many test scenes",
-    "seed": "another number gives other scenes",
-    "size": "width and height of the images in pixels",
-}
 FORMATS = {
     format.name: format
     for format in (

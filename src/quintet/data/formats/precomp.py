@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from quintet.data.corpus import Corpus, Image
-from quintet.data.features import Part, write_manifest
+from quintet.data.feature_store import Part, write_manifest
 from quintet.data.formats.assembly import Entry, Notes, assemble, read_lines
 from quintet.errors import CorpusError
 from quintet.files import atomic_write

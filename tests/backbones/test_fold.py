@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from quintet.backbones import ImageTower, create_tower
+from quintet.backbones.extractor import fold_batch_norms
 from quintet.backbones.resnet import ResNet
-from quintet.features.extractor import fold_batch_norms
 
 
 def disturbed(tower: ImageTower) -> ImageTower:

@@ -13,7 +13,7 @@ from PIL import Image as PILImage
 from PIL import ImageDraw, ImageFont
 
 from quintet.data.corpus import Corpus, Image, Split
-from quintet.data.features import FeatureStore
+from quintet.data.feature_store import FeatureStore
 from quintet.data.images import open_image, thumbnail
 from quintet.data.vocabulary import split_words
 from quintet.errors import CorpusError, ImageError

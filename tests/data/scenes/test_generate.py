@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 
 from quintet.data.corpus import Corpus
-from quintet.data.formats import scenes as module
-from quintet.data.formats.scenes import SPLITS, make_scenes, scenes
+from quintet.data.scenes import generate as module
+from quintet.data.scenes.generate import SPLITS, make_scenes, scenes
 from quintet.data.scenes.scene import Scene
 from quintet.errors import CorpusError
 

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
+from quintet.backbones.create import create_tower, is_trained
 from quintet.backbones.efficientnet import EfficientNetLite
-from quintet.backbones.grid import cell_boxes, pool_grid
 from quintet.backbones.preprocess import Preprocess
 from quintet.backbones.resnet import ResNet
-from quintet.backbones.tower import ImageTower, create_tower, is_trained
+from quintet.backbones.tower import ImageTower
 from quintet.backbones.weights import weights_checksum
 from quintet.data.batches import ImageBatch
 from quintet.errors import QuintetError
-from quintet.runs.devices import pick_device
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -80,6 +80,34 @@ def _pairs(tower: ImageTower) -> list[tuple[nn.Conv2d, str]]:
     return pairs
 
 
+def pool_grid(grid: Tensor, cells: tuple[int, int]) -> Tensor:
+    """(n, dim, h, w) -> (n, rows * columns, dim), averaging the cells that `cell_boxes` describes, row by row."""
+    return (
+        F.adaptive_avg_pool2d(grid, cells).flatten(2).transpose(1, 2)
+    )  # (n, dim, r, c) -> (n, dim, rc) -> (n, rc, dim)
+
+
+def cell_boxes(grid: tuple[int, int], cells: tuple[int, int]) -> np.ndarray:
+    """(rows * columns, 4) left, top, right, bottom in 0..1: what part of the grid each pooled cell averages.
+
+    Adaptive pooling takes the source cells floor(i h / r) up to ceil((i + 1) h / r), so neighbours share a source cell
+    where r does not divide h.
+
+    >>> cell_boxes((2, 2), (1, 2)).tolist()
+    [[0.0, 0.0, 0.5, 1.0], [0.5, 0.0, 1.0, 1.0]]
+    """
+    (top, bottom), (left, right) = (_edges(size, count) for size, count in zip(grid, cells, strict=True))
+    rows, columns = cells
+    return np.stack(
+        [np.tile(left, rows), np.repeat(top, columns), np.tile(right, rows), np.repeat(bottom, columns)], axis=1
+    ).astype(np.float32)
+
+
+def _edges(size: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+    index = np.arange(count)
+    return index * size // count / size, -(-(index + 1) * size // count) / size
+
+
 Crop = Literal["squeeze", "center"]
 
 
@@ -94,12 +122,12 @@ class FeatureExtractor:
         weights: Path | str | None = None,
         preprocess: Preprocess | None = None,
         grid: tuple[int, int] = (6, 6),
-        device: str = "cpu",
+        device: torch.device | str = "cpu",
     ) -> None:
         """`name` and `weights` say where the tower came from; `preprocess` is the whole image unless given."""
         if min(grid) < 1:
             raise QuintetError(f"a grid needs at least one row and one column, got {grid[0]} x {grid[1]}")
-        self.device = pick_device(device)
+        self.device = torch.device(device)
         self.checksum = weights_checksum(tower)
         # A copy, changed for speed only: no BatchNorms, and the memory order that convolutions like best.
         fast = fold_batch_norms(deepcopy(tower).eval())
@@ -117,7 +145,7 @@ class FeatureExtractor:
         *,
         grid: tuple[int, int] = (6, 6),
         crop: Crop = "squeeze",
-        device: str = "cpu",
+        device: torch.device | str = "cpu",
     ) -> FeatureExtractor:
         """From a tower's name, as `quintet features` does."""
         if not is_trained(name, weights):
@@ -133,7 +161,7 @@ class FeatureExtractor:
 
     @staticmethod
     def from_state(
-        state: dict[str, Any], *, weights: Path | str | None = None, device: str = "cpu"
+        state: dict[str, Any], *, weights: Path | str | None = None, device: torch.device | str = "cpu"
     ) -> FeatureExtractor:
         """The extractor that made a feature folder, from its manifest's `tower`. `weights`: where the file is now."""
         try:

@@ -18,6 +18,13 @@ from quintet.data.scenes.render import Drawing, draw
 from quintet.data.scenes.scene import Scene, family, generator
 from quintet.errors import CorpusError
 
+OPTIONS = {
+    "train": "how many training scenes",
+    "dev": "how many validation scenes",
+    "test": "how many test scenes",
+    "seed": "another number gives other scenes",
+    "size": "width and height of the images in pixels",
+}
 # What is replaced by overwriting: a corpus of scenes, and features of it.
 _OWN_FILE = re.compile(
     r"(corpus|splits)\.json|(images|texts)\.jsonl|pictures/(train|dev|test)-\d+\.png|features/[^/]+/[^/]+\.(npy|jsonl?)"

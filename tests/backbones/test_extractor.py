@@ -3,15 +3,18 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor
 
 from quintet.backbones import ImageTower, Preprocess, create_tower
+from quintet.backbones.extractor import FeatureExtractor, cell_boxes, pool_grid
 from quintet.errors import QuintetError
-from quintet.features.extractor import FeatureExtractor, pick_device
 
 
 class Colours(ImageTower):
@@ -99,6 +102,29 @@ def test_errors() -> None:
         FeatureExtractor.from_state({})
     with pytest.raises(QuintetError, match="0 x 6"):
         FeatureExtractor(Colours(), "colours", grid=(0, 6))
-    with pytest.raises(QuintetError, match="no device 'tpu9'"):
-        pick_device("tpu9")
-    assert pick_device("cpu").type == "cpu"
+
+
+sides = st.tuples(st.integers(1, 12), st.integers(1, 12))
+
+
+@given(grid=sides, cells=sides)
+def test_each_pooled_cell_is_the_mean_of_what_its_box_covers(grid: tuple[int, int], cells: tuple[int, int]) -> None:
+    features = torch.randn(2, 3, *grid, dtype=torch.float64)
+    pooled = pool_grid(features, cells)
+    boxes = cell_boxes(grid, cells)
+    assert pooled.shape == (2, cells[0] * cells[1], 3)
+    for cell, (left, top, right, bottom) in enumerate(boxes):
+        rows = slice(round(top * grid[0]), round(bottom * grid[0]))
+        columns = slice(round(left * grid[1]), round(right * grid[1]))
+        assert torch.allclose(pooled[:, cell], features[:, :, rows, columns].mean((2, 3)))
+
+
+@given(grid=sides, cells=sides)
+def test_boxes_cover_the_image(grid: tuple[int, int], cells: tuple[int, int]) -> None:
+    boxes = cell_boxes(grid, cells)
+    assert boxes.dtype == np.float32
+    assert (boxes[:, :2] < boxes[:, 2:]).all()
+    assert boxes[:, :2].min() == 0
+    assert boxes[:, 2:].max() == 1
+    columns = boxes[: cells[1]]  # of the first row
+    assert (columns[1:, 0] <= columns[:-1, 2]).all(), "no gap between neighbours"
