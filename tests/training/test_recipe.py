@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -10,19 +11,42 @@ import yaml
 from quintet.errors import RecipeError
 from quintet.losses import OBJECTIVES
 from quintet.models import MODELS
-from quintet.training.recipe import list_recipes, load_recipe, parse_recipe, recipe_text, recipe_yaml
+from quintet.training.recipe import (
+    expand_recipe,
+    list_recipes,
+    load_recipe,
+    parse_recipe,
+    recipe_text,
+    recipe_yaml,
+    show_recipe,
+)
 
 
 @pytest.mark.parametrize("name", list_recipes())
 def test_every_shipped_recipe_is_valid_and_names_things_that_exist(name: str) -> None:
     recipe = load_recipe(name)
     assert recipe.name == name
-    assert f"quintet train {name}" in list_recipes()[name], "the header comment is the command that runs it"
     known = MODELS.parameters(recipe.matcher.name)
     assert set(recipe.matcher.arguments) <= set(known)
     for stage in recipe.stages:
         for loss, arguments in stage.loss.items():
             assert set(arguments) <= set(OBJECTIVES.parameters(loss))
+
+
+@pytest.mark.parametrize("name", list_recipes())
+def test_the_header_is_the_command_that_trains_it(name: str) -> None:
+    (command,) = (line for line in list_recipes()[name].splitlines() if line.startswith(f"quintet train {name} "))
+    words = shlex.split(command)
+    corpus, out = (words[words.index(option) + 1] for option in ("--corpus", "-o"))
+    assert (out, corpus.partition("/")[0]) == (f"runs/{name}", "corpora")
+    overrides = [word for word in words if "=" in word]
+    assert len(words) == 7 + len(overrides)
+    recipe = load_recipe(name, overrides)
+    assert set(recipe.matcher.arguments) <= set(MODELS.parameters(recipe.matcher.name))
+    for stage in recipe.stages:  # a teacher is trained before, by the command above
+        if stage.negatives is not None and "/" in stage.negatives.source:
+            teacher = stage.negatives.source.removeprefix("runs/")
+            assert f"quintet train {teacher} --corpus {corpus} -o runs/{teacher}\n" in list_recipes()[name]
 
 
 def test_yaml_round_trip(tiny_recipe: dict[str, Any], tmp_path: Path) -> None:
@@ -108,5 +132,110 @@ def test_two_stages_of_one_name_are_refused(tiny_recipe: dict[str, Any]) -> None
         parse_recipe(tiny_recipe)
 
 
-def test_recipe_text_is_the_file(tmp_path: Path) -> None:
+def test_recipe_text_is_the_file() -> None:
     assert yaml.safe_load(recipe_text("vse-scenes"))["name"] == "vse-scenes"
+
+
+def write(folder: Path, name: str, content: Any) -> Path:
+    path = folder / f"{name}.yaml"
+    path.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def parent(tiny_recipe: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
+    """A recipe of two stages in `parent.yaml`."""
+    second = copy.deepcopy(tiny_recipe["stages"][0]) | {"name": "second", "loss": {"triplet": {}, "caption": {}}}
+    tiny_recipe["stages"].append(second)
+    tiny_recipe["stages"][0]["schedule"] = {"kind": "step", "every": 7}
+    write(tmp_path, "parent", tiny_recipe)
+    return tiny_recipe
+
+
+def test_a_recipe_changes_what_it_extends(parent: dict[str, Any], tmp_path: Path) -> None:
+    first, second = copy.deepcopy(parent["stages"])
+    changes = {
+        "extends": "parent.yaml",
+        "matcher": {"embed_dim": 4},
+        "stages": {
+            first["name"]: {"epochs": 9, "loss": {"triplet": {"margin": 0.5}}, "optimizer": {"lr": 0.5}},
+            "third": {"loss": {"triplet": {}}, "epochs": 3},
+        },
+    }
+    recipe = load_recipe(write(tmp_path, "child", changes), ["stages.third.epochs=4"])
+    first["epochs"] = 9
+    first["loss"]["triplet"]["margin"] = first["optimizer"]["lr"] = 0.5
+    matcher = parent["matcher"] | {"embed_dim": 4}
+    third = {"name": "third", "loss": {"triplet": {}}, "epochs": 4}
+    whole = parent | {"name": "child", "matcher": matcher, "stages": [first, second, third]}
+    assert recipe == parse_recipe(whole), "the name is the file's, all else the parent's"
+
+
+def test_recipes_are_extended_over_several_files(parent: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "deeper").mkdir()
+    write(tmp_path, "middle", {"extends": "parent.yaml", "seed": 3, "data": {"limit": 5}})
+    recipe = load_recipe(write(tmp_path / "deeper", "last", {"extends": "../middle.yaml", "data": {"limit": 4}}))
+    assert (recipe.name, recipe.seed, recipe.data.limit) == ("last", 3, 4)
+    assert recipe.data.features == parent["data"]["features"]
+    shipped = load_recipe(
+        write(tmp_path, "shipped", {"extends": "aoq-vse-scenes", "stages": {"online": {"epochs": 30}}})
+    )
+    assert [stage.epochs for stage in shipped.stages] == [30, 20]
+
+
+def test_another_kind_brings_its_own_arguments(parent: dict[str, Any], tmp_path: Path) -> None:
+    name = parent["stages"][0]["name"]
+    changes = {
+        "extends": "parent.yaml",
+        "matcher": {"name": "vsrn", "embed_dim": 6},
+        "stages": {name: {"schedule": {"kind": "cosine"}}},
+    }
+    content = expand_recipe(write(tmp_path, "child", changes))
+    assert content["matcher"] == {"name": "vsrn", "embed_dim": 6}
+    assert content["stages"][0]["schedule"] == {"kind": "cosine"}, "`every` was of the steps"
+
+
+def test_null_leaves_a_stage_or_a_loss_out_and_is_a_value_elsewhere(parent: dict[str, Any], tmp_path: Path) -> None:
+    stages: dict[str, Any] = {parent["stages"][0]["name"]: None, "second": {"loss": {"caption": None}, "clip": None}}
+    (stage,) = load_recipe(write(tmp_path, "child", {"extends": "parent.yaml", "stages": stages})).stages
+    assert (stage.name, list(stage.loss), stage.clip) == ("second", ["triplet"], None)
+
+
+def test_a_list_of_stages_replaces_them_all(parent: dict[str, Any], tmp_path: Path) -> None:
+    stages = [{"name": "only", "loss": {"triplet": {}}}]
+    recipe = load_recipe(write(tmp_path, "child", {"extends": "parent.yaml", "stages": stages}))
+    assert recipe.stages == parse_recipe(parent | {"stages": stages}).stages
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"extends": "aoq-vse-scene"}, "did you mean 'aoq-vse-scenes'"),
+        ({"extends": "missing.yaml"}, "missing.yaml does not exist"),
+        ({"extends": "child.yaml"}, "in a circle"),
+        ({"extends": "round.yaml"}, "in a circle.*round.yaml"),
+        ({"extends": ["parent.yaml"]}, "extends takes one recipe"),
+        ({"extends": "parent.yaml", "stages": {"secnd": {"epochs": 2}}}, "no stage 'secnd'.*did you mean 'second'"),
+        ({"extends": "parent.yaml", "stages": {"secnd": None}}, "no stage 'secnd'"),
+        ({"extends": "parent.yaml", "stages": {"second": 3}}, "stages.second takes a mapping"),
+        ({"extends": "parent.yaml", "stages": {"second": {"epoch": 3}}}, "did you mean 'epochs'"),
+        ({"extends": "parent.yaml", "matcher": None}, "'matcher'"),
+        ({"extends": "broken.yaml"}, "broken.yaml.*'stages' is missing"),
+    ],
+)
+def test_mistakes_in_what_extends_are_named(
+    parent: dict[str, Any], tmp_path: Path, content: dict[str, Any], message: str
+) -> None:
+    write(tmp_path, "round", {"extends": "child.yaml"})
+    write(tmp_path, "broken", {key: value for key, value in parent.items() if key != "stages"})
+    with pytest.raises(RecipeError, match=message):
+        load_recipe(write(tmp_path, "child", content))
+
+
+@pytest.mark.parametrize("name", list_recipes())
+def test_a_shown_recipe_is_a_recipe(name: str, tmp_path: Path) -> None:
+    text = show_recipe(name, ["seed=4"])
+    assert "extends" not in yaml.safe_load(text)
+    assert text.startswith("".join(f"# {line}\n" for line in list_recipes()[name].splitlines()))
+    (tmp_path / "mine.yaml").write_text(text, encoding="utf-8")
+    assert load_recipe(tmp_path / "mine.yaml") == load_recipe(name, ["seed=4"])

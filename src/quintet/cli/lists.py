@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from quintet.errors import RecipeError
+
 
 def models_command(
     name: str | None = typer.Argument(None, help="Show the arguments of this matcher."),
@@ -30,19 +32,28 @@ def models_command(
 
 
 def recipes_command(
-    name: str | None = typer.Argument(None, help="Print this recipe, to read or to copy."),
-    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+    names: list[str] | None = typer.Argument(
+        None, metavar="[show NAME]", help="Print this recipe, shipped or a YAML file, with what it extends filled in."
+    ),
+    changes: list[str] | None = typer.Option(
+        None, "--set", metavar="KEY=VALUE", help="Change a field of it, as in stages.*.epochs=5."
+    ),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON; of one recipe with all defaults."),
 ) -> None:
-    """List the shipped recipes, or print one: `quintet recipes vse-scenes > mine.yaml` starts your own."""
-    from quintet.training.recipe import list_recipes, load_recipe, recipe_text
+    """List the shipped recipes, or print one: `quintet recipes show vse-scenes > mine.yaml` starts your own."""
+    from quintet.training.recipe import list_recipes, load_recipe, show_recipe
 
-    if name is not None and as_json:
-        print(json.dumps(load_recipe(name).model_dump(mode="json", by_alias=True), indent=2))
-        return
-    if name is not None:
-        print(recipe_text(name), end="")
-        return
-    _show(list_recipes(), ("recipe", "how it is run"), as_json)
+    shown = names[1:] if names and names[0] == "show" else names or []
+    if len(shown) > 1 or (names and not shown):
+        raise RecipeError(f"name one recipe: `quintet recipes show NAME`; got {' '.join(names or [])!r}")
+    if not shown:
+        if changes:
+            raise RecipeError("--set changes one recipe: `quintet recipes show NAME --set KEY=VALUE`")
+        _show(list_recipes(), ("recipe", "how it is run"), as_json)
+    elif as_json:
+        print(json.dumps(load_recipe(shown[0], changes or ()).model_dump(mode="json", by_alias=True), indent=2))
+    else:
+        print(show_recipe(shown[0], changes or ()), end="")
 
 
 def _first_line(thing: object) -> str:

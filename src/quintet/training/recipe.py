@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import difflib
+import itertools
 import re
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -25,34 +27,137 @@ _Yaml.add_implicit_resolver(
 )
 
 
+class _Dumper(yaml.SafeDumper):
+    """YAML with the entries of a list indented, as the shipped recipes are written."""
+
+    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
+        super().increase_indent(flow, False)
+
+
 def list_recipes() -> dict[str, str]:
-    """The shipped recipes: name -> what its header comment says."""
+    """The shipped recipes: name -> its header comment, which begins with the commands that run it."""
+    return {name: "\n".join(header(recipe_text(name))) for name in _shipped()}
+
+
+def _shipped() -> list[str]:
     folder = resources.files("quintet") / "recipes"
-    found = {}
-    for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
-        if entry.name.endswith(".yaml"):
-            found[entry.name.removesuffix(".yaml")] = _header(entry.read_text(encoding="utf-8"))
-    return found
+    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
 
 
-def _header(text: str) -> str:
-    lines = []
-    for line in text.splitlines():
-        if not line.startswith("#"):
-            break
-        lines.append(line.lstrip("# "))
-    return "\n".join(lines)
+def recipe_text(name: str) -> str:
+    """The file of a shipped recipe, as it is written: what it extends is not filled in."""
+    shipped = _shipped()
+    if name not in shipped:
+        raise RecipeError(f"there is no recipe {name!r}; {suggest(name, shipped)}")
+    return (resources.files("quintet") / "recipes" / f"{name}.yaml").read_text(encoding="utf-8")
 
 
-def load_recipe(source: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> Recipe:
-    """A shipped recipe by name or a YAML file, with `key=value` overrides applied."""
-    return parse_recipe(_read(source), overrides, str(source))
+def header(text: str) -> list[str]:
+    """The lines of the comment at the top of a YAML file.
+
+    >>> header("# quintet train mine\\n# A trial.\\nname: mine\\n# not this one\\n")
+    ['quintet train mine', 'A trial.']
+    """
+    return [line.lstrip("# ") for line in itertools.takewhile(lambda line: line.startswith("#"), text.splitlines())]
 
 
-def parse_recipe(content: Any, overrides: list[str] | tuple[str, ...] = (), where: str = "recipe") -> Recipe:
-    if not isinstance(content, dict):
-        raise RecipeError(f"{where}: a recipe is a mapping of keys to values")
-    content = copy.deepcopy(content)  # overrides are not the caller's
+def load_recipe(source: str | Path, overrides: Sequence[str] = ()) -> Recipe:
+    """A shipped recipe by name or a YAML file, with `key=value` overrides applied.
+
+    >>> load_recipe("vse-scenes", ["stages.online.epochs=5"]).stages[0].epochs
+    5
+    """
+    return parse_recipe(expand_recipe(source), overrides, str(source))
+
+
+def show_recipe(source: str | Path, overrides: Sequence[str] = ()) -> str:
+    """A recipe as YAML with its header comment, with what it extends filled in: a file that `load_recipe` reads."""
+    content = expand_recipe(source)
+    for override in overrides:
+        _apply(content, override)
+    parse_recipe(content, (), str(source))  # only a valid recipe is shown
+    lines = [*header(_text(source)), *(f"Changed here: {override}" for override in overrides)]
+    body = yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120, default_flow_style=None)
+    return "".join(f"# {line}\n" for line in lines) + body
+
+
+def expand_recipe(source: str | Path, _below: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The content of a recipe on top of what it `extends`, which is a shipped recipe or a file beside it.
+
+    A mapping changes the parent's mapping key by key, or replaces it if it has another `name` or `kind`; anything else
+    replaces the parent's value. `stages` as a list replaces all stages. `stages` as a mapping from names changes the
+    stages of these names, and adds the others at the end. A stage, or a loss in a stage, that is null is left out.
+    """
+    path = Path(source)
+    is_file = _is_file(source)
+    key = str(path.resolve()) if is_file else str(source)
+    if key in _below:
+        chain = " -> ".join((*_below[_below.index(key) :], key))
+        raise RecipeError(f"recipes extend each other in a circle: {chain}")
+    content = _mapping(load_yaml(_text(source), str(source)), str(source))
+    if "extends" not in content:
+        return content
+    parent = content.pop("extends")
+    if not isinstance(parent, str):
+        raise RecipeError(f"{source}: extends takes one recipe's name or the path of a YAML file, got {parent!r}")
+    beside = path.parent / parent if is_file and _is_file(parent) else parent
+    try:
+        inherited = expand_recipe(beside, (*_below, key))
+        parse_recipe(inherited, (), parent)
+    except RecipeError as error:
+        if _below or "in a circle" in str(error):
+            raise
+        raise RecipeError(f"{source} extends {parent}: {error}") from None
+    return _extended(inherited, {"name": path.stem} | content, str(source))
+
+
+def _extended(parent: dict[str, Any], child: dict[str, Any], where: str) -> dict[str, Any]:
+    stages = child.get("stages")
+    if not isinstance(stages, dict):
+        return _merged(parent, child)
+    found = {stage["name"]: stage for stage in parent["stages"]}
+    for name, changes in stages.items():
+        if name not in found and (not isinstance(changes, dict) or "loss" not in changes):
+            raise RecipeError(
+                f"{where}: there is no stage {name!r} in the recipe that it extends; {suggest(name, found)}; "
+                "a new stage needs a loss"
+            )
+        if changes is None:
+            del found[name]
+        elif isinstance(changes, dict):
+            stage = _merged(found.get(name, {"name": name}), changes)
+            if isinstance(stage["loss"], dict):
+                stage["loss"] = {loss: given for loss, given in stage["loss"].items() if given is not None}
+            found[name] = stage
+        else:
+            raise RecipeError(f"{where}: stages.{name} takes a mapping, or null to leave the stage out")
+    rest = {key: value for key, value in child.items() if key != "stages"}
+    return _merged(parent, rest) | {"stages": list(found.values())}
+
+
+def _merged(old: Any, new: Any) -> Any:
+    """
+    >>> _merged({"a": {"b": 1, "c": 2}}, {"a": {"c": 3}})
+    {'a': {'b': 1, 'c': 3}}
+    >>> _merged({"schedule": {"kind": "step", "every": 5}}, {"schedule": {"kind": "cosine"}})
+    {'schedule': {'kind': 'cosine'}}
+    """
+    if not (isinstance(old, dict) and isinstance(new, dict)):
+        return new
+    return old | {
+        key: value if _is_another(old.get(key), value) else _merged(old.get(key), value) for key, value in new.items()
+    }
+
+
+def _is_another(old: Any, new: Any) -> bool:
+    """Whether a mapping names another matcher, optimizer or kind, so that the arguments of the old one are not its."""
+    both = isinstance(old, dict) and isinstance(new, dict)
+    return both and any(key in new and new[key] != old.get(key) for key in ("name", "kind"))
+
+
+def parse_recipe(content: Any, overrides: Sequence[str] = (), where: str = "recipe") -> Recipe:
+    """The recipe of a mapping, such as a YAML file holds, with `key=value` overrides applied."""
+    content = copy.deepcopy(_mapping(content, where))  # the caller's mapping stays as it is
     for override in overrides:
         _apply(content, override)
     try:
@@ -86,24 +191,32 @@ def recipe_yaml(recipe: Recipe) -> str:
     return yaml.safe_dump(recipe.model_dump(mode="json", by_alias=True), sort_keys=False, allow_unicode=True, width=120)
 
 
-def recipe_text(name: str) -> str:
-    """The YAML of a shipped recipe."""
-    shipped = list_recipes()
-    if name not in shipped:
-        raise RecipeError(f"there is no recipe {name!r}; {suggest(name, shipped)}")
-    return (resources.files("quintet") / "recipes" / f"{name}.yaml").read_text(encoding="utf-8")
+def _is_file(source: str | Path) -> bool:
+    return Path(source).suffix in (".yaml", ".yml")
 
 
-def _read(source: str | Path) -> Any:
-    path = Path(source)
-    is_file = path.suffix in (".yaml", ".yml")
-    if is_file and not path.is_file():
-        raise RecipeError(f"recipe file {path} does not exist")
+def _text(source: str | Path) -> str:
+    if not _is_file(source):
+        return recipe_text(str(source))
     try:
-        text = path.read_text(encoding="utf-8") if is_file else recipe_text(str(source))
-        return yaml.load(text, _Yaml)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        return Path(source).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise RecipeError(f"recipe file {source} does not exist") from None
+    except UnicodeDecodeError as error:
         raise RecipeError(f"{source} is not valid YAML in UTF-8: {error}") from None
+
+
+def load_yaml(text: str, where: str) -> Any:
+    try:
+        return yaml.load(text, _Yaml)
+    except yaml.YAMLError as error:
+        raise RecipeError(f"{where} is not valid YAML in UTF-8: {error}") from None
+
+
+def _mapping(content: Any, where: str) -> dict[str, Any]:
+    if not isinstance(content, dict):
+        raise RecipeError(f"{where}: a recipe is a mapping of keys to values")
+    return content
 
 
 def _apply(content: dict[str, Any], override: str) -> None:
@@ -116,30 +229,30 @@ def _apply(content: dict[str, Any], override: str) -> None:
     except yaml.YAMLError as error:
         raise RecipeError(f"override {override!r}: the value is not valid YAML: {error}") from None
     *path, last = key.split(".")
-    places: list[Any] = [content]
+    targets: list[Any] = [content]
     for part in path:
-        places = [inner for place in places for inner in _enter(place, part, override)]
-    for place in places:
-        if not isinstance(place, dict):
+        targets = [inner for target in targets for inner in _enter(target, part, override)]
+    for target in targets:
+        if not isinstance(target, dict):
             raise RecipeError(f"override {override!r}: {'.'.join(path)!r} is not a mapping")
-        place[last] = value
+        target[last] = value
 
 
-def _enter(place: Any, part: str, override: str) -> list[Any]:
-    """What `part` names inside `place`: a key of a mapping, or an entry of a list by name, by number or all by `*`."""
-    if isinstance(place, dict):
-        if place.get(part) is None:
-            place[part] = {}
-        return [place[part]]
-    if not isinstance(place, list):
+def _enter(target: Any, part: str, override: str) -> list[Any]:
+    """What `part` names inside `target`: a key of a mapping, or an entry of a list by name, by number or all by `*`."""
+    if isinstance(target, dict):
+        if target.get(part) is None:
+            target[part] = {}
+        return [target[part]]
+    if not isinstance(target, list):
         raise RecipeError(f"override {override!r}: nothing can be set inside {part!r}")
     if part == "*":
-        return place
-    names = [str(entry.get("name", number)) for number, entry in enumerate(place)]
-    if part.isdigit() and int(part) < len(place):
-        return [place[int(part)]]
+        return target
+    names = [str(entry.get("name", number)) for number, entry in enumerate(target)]
+    if part.isdigit() and int(part) < len(target):
+        return [target[int(part)]]
     if part in names:
-        return [place[names.index(part)]]
+        return [target[names.index(part)]]
     raise RecipeError(f"override {override!r}: no entry {part!r} there; {suggest(part, names)}")
 
 
