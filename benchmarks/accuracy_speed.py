@@ -29,9 +29,9 @@ import flickr8k_grid
 from quintet.codes import Codes
 from quintet.data.batches import ImageBatch, TextBatch
 from quintet.evaluation.result import provenance
-from quintet.evaluation.scoring import full_precision
 from quintet.files import read_json, write_json
 from quintet.models import MODELS
+from quintet.runs.devices import full_precision
 from quintet.training.recipe import load_recipe
 
 RECIPES = (

@@ -26,7 +26,7 @@ from quintet.evaluation.result import provenance
 from quintet.files import write_json
 from quintet.models import create_model
 from quintet.runs.devices import pick_device
-from quintet.runs.run import write_run
+from quintet.runs.writing import write_run
 from quintet.search.build import build_index
 
 RESULTS = Path(__file__).parent / "results"

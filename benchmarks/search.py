@@ -29,7 +29,8 @@ from quintet.data.vocabulary import WordVocabulary
 from quintet.evaluation.result import provenance
 from quintet.files import read_json, write_json
 from quintet.models import create_model
-from quintet.runs.run import open_run, write_run
+from quintet.runs.run import open_run
+from quintet.runs.writing import write_run
 from quintet.search.items import Entry, Item, Place, write_items
 from quintet.search.manifest import Manifest, describe_run, keep_run
 from quintet.search.searcher import Searcher

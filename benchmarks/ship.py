@@ -22,7 +22,8 @@ from quintet.evaluation.result import provenance
 from quintet.evaluation.scoring import Member
 from quintet.files import read_json, write_json, write_text
 from quintet.runs.checkpoint import load_tensors
-from quintet.runs.run import open_run, write_run
+from quintet.runs.run import open_run
+from quintet.runs.writing import write_run
 
 ROOT = Path(__file__).resolve().parent.parent
 MATRIX = 10_000  # numbers; smaller tensors (biases, variances) weigh nothing and stay in float32

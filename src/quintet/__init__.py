@@ -23,6 +23,7 @@ _PUBLIC = {
     "list_models": "quintet.models",
     "load": "quintet.runs.run",
     "open_run": "quintet.runs.run",
+    "Run": "quintet.runs.run",
 }
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from quintet.errors import QuintetError as QuintetError
     from quintet.models import create_model as create_model
     from quintet.models import list_models as list_models
+    from quintet.runs.run import Run as Run
     from quintet.runs.run import load as load
     from quintet.runs.run import open_run as open_run
 

@@ -26,6 +26,10 @@ class RunError(QuintetError):
     """A run folder is missing, unfinished, damaged or from another version."""
 
 
+class ArgumentError(QuintetError, TypeError):
+    """A function was given something it does not take: another type, an empty list, codes of another run."""
+
+
 class TrainingError(QuintetError):
     """Training cannot go on: NaN, collapse, a batch that makes no sense."""
 

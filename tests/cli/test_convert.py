@@ -31,7 +31,7 @@ def test_a_checkpoint_becomes_a_run(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert "does not say focal_type; took equal" in done.output
     assert "takes token ids" in done.output
-    assert type(quintet.load(tmp_path / "run")).__name__ == "BFAN"
+    assert type(quintet.load(tmp_path / "run").matcher).__name__ == "BFAN"
 
 
 def test_json_and_options(tmp_path: Path) -> None:

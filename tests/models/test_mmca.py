@@ -348,7 +348,7 @@ def test_a_frozen_encoder_is_read_from_disk_and_the_run_opens_without_its_folder
     scores = []
     with torch.no_grad():
         for run in ("live", "kept", "again"):
-            matcher = quintet.load(tmp_path / run)
+            matcher = quintet.load(tmp_path / run).matcher
             scores.append(matcher.score(matcher.encode_images(images), matcher.encode_texts(TEXTS)))
     assert (scores[0] - scores[1]).abs().max() < 1e-3, "kept features train the same matcher"
     assert (scores[0] - scores[2]).abs().max() > 1e-2

@@ -64,7 +64,7 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_toy_method_trains_and_is_measured(tiny_recipe: dict[str, Any], tmp_path: Path) -> None:
     tiny_recipe["matcher"] = {"name": "toy", "dim": 3}
     train(parse_recipe(tiny_recipe), tmp_path / "run", device="cpu")
-    assert isinstance(quintet.load(tmp_path / "run"), Matcher)
+    assert isinstance(quintet.load(tmp_path / "run").matcher, Matcher)
     result = CliRunner().invoke(app, ["evaluate", str(tmp_path / "run"), "--device", "cpu", "--json"])
     assert result.exit_code == 0, result.output
     assert "toy" in quintet.list_models()

@@ -11,8 +11,9 @@ from quintet.data.corpus import Corpus
 from quintet.errors import RunError
 from quintet.files import read_json, write_json
 from quintet.models import create_model
-from quintet.runs.run import open_run, write_run
+from quintet.runs.run import open_run
 from quintet.runs.run_folder import locate
+from quintet.runs.writing import write_run
 from quintet.training.recipe import parse_recipe
 from quintet.training.stages import train
 
@@ -45,7 +46,7 @@ def test_a_trained_run_opens_and_feeds_its_matcher(tiny_recipe: dict[str, Any], 
     scores = run.matcher.score(run.matcher.encode_images(images), run.matcher.encode_texts(texts))
     assert scores.shape == (4, 3)
     assert not run.matcher.training
-    assert quintet.load(tmp_path / "run", stage="online").embed_dim == 8
+    assert quintet.load(tmp_path / "run", stage="online").matcher.embed_dim == 8
 
 
 def test_paths_of_stages_and_weights_files_name_a_run(foreign_run: Path) -> None:
@@ -67,7 +68,7 @@ def test_a_run_may_lie_in_a_folder_called_stages(foreign_run: Path, tmp_path: Pa
 
 
 def test_runs_made_from_elsewhere(foreign_run: Path) -> None:
-    matcher = quintet.load(foreign_run)
+    matcher = quintet.load(foreign_run).matcher
     texts = quintet.TextBatch(tokens=torch.tensor([[1, 5, 2]]), lengths=torch.tensor([3]))
     assert matcher.encode_texts(texts).embedding.shape == (1, 4)
     with pytest.raises(RunError, match="--vocab"):

@@ -39,7 +39,7 @@ def test_a_name_stands_for_a_run_unless_a_folder_has_it(tmp_path: Path, monkeypa
 def test_it_scores_texts_and_features() -> None:
     run = open_run("quintet-small")
     assert run.image_input["tower"]["name"] == "efficientnet-lite0"
-    matcher = quintet.load("quintet-small")
+    matcher = quintet.load("quintet-small").matcher
     images = matcher.encode_images(ImageBatch(fragments=torch.rand(2, 36, 1280)))
     texts = matcher.encode_texts(
         next(run.text_batches([Text("t", "g", text) for text in ("a dog runs", "two", "snow")]))

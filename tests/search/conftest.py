@@ -15,7 +15,7 @@ from quintet.backbones.extractor import FeatureExtractor
 from quintet.data.vocabulary import WordVocabulary
 from quintet.models import create_model
 from quintet.runs.checkpoint import save_tensors
-from quintet.runs.run import write_run
+from quintet.runs.writing import write_run
 
 TEXTS = [
     "a red thing on a green ground",

@@ -224,6 +224,36 @@ class FeatureExtractor:
         """Features and boxes of images in memory (see `quintet.data.images.open_image`)."""
         if not images:
             raise ValueError("no images")
-        features = self.features(torch.stack([self.preprocess(image) for image in images]))
-        boxes = self.boxes([image.size for image in images])
-        return ImageBatch(fragments=torch.from_numpy(features), boxes=torch.from_numpy(boxes))
+        return self.batch(torch.stack([self.preprocess(image) for image in images]), [image.size for image in images])
+
+    def batch(self, pixels: Tensor, sizes: Sequence[tuple[int, int]]) -> ImageBatch:
+        """Features and boxes of preprocessed images, (n, 3, height, width), that had these (width, height)."""
+        features = self.features(pixels)  # (n, L, dim)
+        return ImageBatch(fragments=torch.from_numpy(features), boxes=torch.from_numpy(self.boxes(sizes)))
+
+    def to(self, device: torch.device | str) -> FeatureExtractor:
+        """Move the tower."""
+        self.device = torch.device(device)
+        self.tower = self.tower.to(self.device)
+        return self
+
+
+def same_tower(one: dict[str, Any] | None, other: dict[str, Any] | None) -> bool:
+    """Whether two descriptions (`FeatureExtractor.state`) mean the same tower and view; unknown ones pass.
+
+    Weights are compared by checksum. Paths of files never count: they change when a file is moved.
+
+    >>> same_tower({"checksum": "a1", "weights": "/here/w.pth"}, {"checksum": "a1", "weights": "/there/w.pth"})
+    True
+    >>> same_tower({"name": "precomputed", "source": "/here"}, {"name": "efficientnet-lite0", "checksum": "a1"})
+    False
+    """
+    if not one or not other:
+        return True
+    return _identity(one) == _identity(other)
+
+
+def _identity(state: dict[str, Any]) -> dict[str, Any]:
+    # The name of a tower from a folder (hf:FOLDER) is a path, too; the checksum covers what it names.
+    ignored = {"weights", "source", *(["name"] if "checksum" in state else [])}
+    return {key: value for key, value in state.items() if key not in ignored}

@@ -39,8 +39,10 @@ _DAMAGE = (
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 
-def open_image(source: Path | str | bytes, *, max_pixels: int = MAX_PIXELS, name: str | None = None) -> Image.Image:
-    """An image file, or its bytes, as an upright RGB image.
+def open_image(
+    source: Path | str | bytes | Image.Image, *, max_pixels: int = MAX_PIXELS, name: str | None = None
+) -> Image.Image:
+    """An image file, its bytes, or a PIL image, as an upright RGB image.
 
     EXIF orientation is applied; grey, palette, CMYK and 16-bit images are converted; transparent parts become white;
     of an animation the first frame is taken. `name` is what errors call it (the path by default). An image with more
@@ -52,6 +54,8 @@ def open_image(source: Path | str | bytes, *, max_pixels: int = MAX_PIXELS, name
     >>> image.mode, image.size, image.getpixel((0, 0))
     ('RGB', (3, 2), (128, 128, 128))
     """
+    if isinstance(source, Image.Image):
+        return _upright(source, name or "the image", max_pixels)
     if isinstance(source, bytes):
         return _read(io.BytesIO(source), len(source), name or "the image", max_pixels)
     path = Path(source)
@@ -96,14 +100,18 @@ def image_header(data: bytes, *, name: str = "the image") -> tuple[tuple[int, in
 
 def _read(file: IO[bytes], size: int, name: str, max_pixels: int) -> Image.Image:
     with _open(file, size, name, max_pixels) as image:
-        width, height = image.size
-        if width * height > max_pixels:
-            raise ImageError(_too_large(name, f"{width} x {height}", max_pixels))
-        try:
-            image.load()
-            return _to_rgb(ImageOps.exif_transpose(image), name)
-        except _DAMAGE as error:
-            raise ImageError(f"{name} is damaged or cut short ({_why(error)}); fetch or export it again") from None
+        return _upright(image, name, max_pixels)
+
+
+def _upright(image: Image.Image, name: str, max_pixels: int) -> Image.Image:
+    width, height = image.size
+    if width * height > max_pixels:
+        raise ImageError(_too_large(name, f"{width} x {height}", max_pixels))
+    try:
+        image.load()
+        return _to_rgb(ImageOps.exif_transpose(image), name)
+    except _DAMAGE as error:
+        raise ImageError(f"{name} is damaged or cut short ({_why(error)}); fetch or export it again") from None
 
 
 def _open(file: IO[bytes], size: int, name: str, max_pixels: int) -> Image.Image:

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from itertools import islice
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -27,20 +28,19 @@ Done = TypeVar("Done")
 
 
 def batches_ahead(
-    items: Sequence[Item], work: Callable[[Item], Done], batch_size: int, workers: int
-) -> Iterator[tuple[Sequence[Item], list[Done]]]:
-    """Batches of items with what `work` made of each (Pillow lets go of the interpreter while it works).
+    items: Iterable[Item], work: Callable[[Item], Done], batch_size: int, workers: int
+) -> Iterator[tuple[list[Item], list[Done]]]:
+    """Batches of items with what `work` made of each in threads, a few batches ahead.
 
     >>> [done for _, done in batches_ahead([1, 2, 3], lambda n: n * n, batch_size=2, workers=2)]
     [[1, 4], [9]]
     """
-    starts = iter(range(0, len(items), batch_size))
-    waiting: deque[tuple[Sequence[Item], list[Future[Done]]]] = deque()
+    rest = iter(items)
+    waiting: deque[tuple[list[Item], list[Future[Done]]]] = deque()
     pool = ThreadPoolExecutor(max(1, workers), thread_name_prefix="ahead")
     try:
         while True:
-            while len(waiting) < BATCHES_AHEAD and (first := next(starts, None)) is not None:
-                chosen = items[first : first + batch_size]
+            while len(waiting) < BATCHES_AHEAD and (chosen := list(islice(rest, batch_size))):
                 waiting.append((chosen, [pool.submit(work, item) for item in chosen]))
             if not waiting:
                 return

@@ -15,9 +15,10 @@ from quintet.errors import QuintetError
 from quintet.evaluation.protocols import chance_of_parts, find_protocol, metrics_of_parts, rank_split
 from quintet.evaluation.ranks import BLOCK, Ranks
 from quintet.evaluation.result import Result, split_checksum
-from quintet.evaluation.scoring import Member, full_precision, member_scores, whole_tiles
+from quintet.evaluation.scoring import Member, member_scores, whole_tiles
 from quintet.evaluation.significance import bootstrap_intervals
 from quintet.models.matcher import Matcher, evaluation_mode
+from quintet.runs.devices import full_precision
 
 Batch = TypeVar("Batch", ImageBatch, TextBatch)
 

@@ -17,8 +17,9 @@ import torch
 
 from quintet.data.corpus import Split
 from quintet.errors import CorpusError, QuintetError
-from quintet.evaluation.scoring import Member, full_precision
+from quintet.evaluation.scoring import Member
 from quintet.evaluation.significance import Interval
+from quintet.runs.devices import full_precision
 
 JUDGEMENTS = (1, 2, 3, 4)
 PAIRS_AT_A_TIME = 512

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +12,7 @@ from quintet.codes import Codes
 from quintet.errors import QuintetError
 from quintet.evaluation.ranks import ScoreBlock
 from quintet.models.matcher import Matcher
+from quintet.runs.devices import full_precision
 
 # Matrix products of different shapes round differently, so a matcher is always asked for tiles of this one shape (the
 # last ones filled up): scores, and with them ranks, are then the same bits whatever the block size. A GPU is asked for
@@ -91,19 +91,3 @@ def _tiles(codes: Codes, size: int) -> Iterator[tuple[slice, Codes]]:
         full = stop - start == size
         rows = None if full else torch.arange(start, start + size, device=codes.device).clamp_(max=stop - 1)
         yield slice(start, stop), codes[start:stop] if rows is None else codes[rows]
-
-
-@contextmanager
-def full_precision(device: torch.device) -> Iterator[None]:
-    """Float32 as it is: no autocast and no TF32, whatever training had switched on."""
-    before, cudnn = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    if before != "highest":
-        torch.set_float32_matmul_precision("highest")
-    torch.backends.cudnn.allow_tf32 = False  # torch's default is True: GRUs and convolutions
-    try:
-        with torch.autocast(device.type, enabled=False):
-            yield
-    finally:
-        if before != "highest":
-            torch.set_float32_matmul_precision(before)
-        torch.backends.cudnn.allow_tf32 = cudnn

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from quintet.errors import QuintetError
-from quintet.evaluation.scoring import full_precision
 from quintet.mining.source import Rows, count, part
+from quintet.runs.devices import full_precision
 
 CHUNK_BYTES = 2**28
 PAIR_BYTES = {"cpu": 2**22, "cuda": 2**28}  # gathered at a time; on a CPU what stays in its cache

@@ -21,9 +21,10 @@ from quintet.evaluation.human_agreement import (
     read_expert_annotations,
 )
 from quintet.evaluation.result import Result
-from quintet.evaluation.scoring import TILE, Member, full_precision, member_scores, whole_tiles
+from quintet.evaluation.scoring import TILE, Member, member_scores, whole_tiles
 from quintet.evaluation.special_samples import negative_means, special_samples
 from quintet.report.analysis.subject import Options, Subject
+from quintet.runs.devices import full_precision
 
 LEAST_SECONDS = 0.2  # of timed scoring
 

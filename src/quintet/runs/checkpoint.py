@@ -88,6 +88,13 @@ def load_checkpoint(path: Path, module: nn.Module, optimizer: torch.optim.Optimi
     return metadata["state"]
 
 
+def load_weights(matcher: nn.Module, state: dict[str, Tensor], where: Path) -> None:
+    try:
+        matcher.load_state_dict(state)
+    except RuntimeError as error:
+        raise RunError(f"the weights in {where} do not fit the matcher: {error}") from None
+
+
 def whole_state(module: nn.Module) -> dict[str, Tensor]:
     """The state dict, with the rows gathered that processes share out among them. All processes call."""
     parameters = dict(module.named_parameters())

@@ -49,6 +49,22 @@ def tensor_core_products(device: torch.device, on: bool) -> Iterator[None]:
 
 
 @contextmanager
+def full_precision(device: torch.device) -> Iterator[None]:
+    """Float32 as it is: no autocast and no TF32, whatever training had switched on."""
+    before, cudnn = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    if before != "highest":
+        torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False  # torch's default is True: GRUs and convolutions
+    try:
+        with torch.autocast(device.type, enabled=False):
+            yield
+    finally:
+        if before != "highest":
+            torch.set_float32_matmul_precision(before)
+        torch.backends.cudnn.allow_tf32 = cudnn
+
+
+@contextmanager
 def cores_for_decoding(device: torch.device) -> Iterator[None]:
     """While an accelerator computes, leave the CPU to the threads that decode images.
 

@@ -7,6 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from quintet.backbones.extractor import same_tower
 from quintet.codes import Codes
 from quintet.data.corpus import Corpus
 from quintet.data.feature_store import FeatureStore
@@ -137,8 +138,7 @@ def _stores(runs: Sequence[Run], corpus: Corpus | None) -> list[FeatureStore] | 
         if run.image_input["kind"] == "pixels" or not (folder / "manifest.json").is_file():
             return None
         store = FeatureStore(folder)
-        wanted, made_by = run.image_input.get("tower"), store.manifest.get("tower")
-        if wanted and made_by and wanted | {"weights": None} != made_by | {"weights": None}:  # wherever the file lies
+        if not same_tower(run.image_input.get("tower"), store.manifest.get("tower")):
             return None
         found.append(store)
     return found

@@ -15,10 +15,11 @@ from quintet.errors import RecipeError, RunError, suggest
 from quintet.files import read_json, write_text
 from quintet.mining.run import mine_run
 from quintet.models import MODELS
-from quintet.runs.checkpoint import load_tensors
+from quintet.runs.checkpoint import load_tensors, load_weights
 from quintet.runs.devices import pick_device
-from quintet.runs.run import finish_run, load_weights, open_run, start_run
+from quintet.runs.run import open_run
 from quintet.runs.run_folder import locate, read_head, shipped_runs
+from quintet.runs.writing import finish_run, start_run
 from quintet.training.build import (
     TrainingData,
     build_matcher,

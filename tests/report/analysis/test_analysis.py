@@ -22,7 +22,7 @@ from quintet.models import create_model
 from quintet.report.analysis import ANALYSES, ONLY_ON_REQUEST, analyse
 from quintet.report.analysis.ranks import recall_curve
 from quintet.report.analysis.subject import Options, Subject, distinct_names, open_subjects
-from quintet.runs.run import write_run
+from quintet.runs.writing import write_run
 from quintet.training.recipe import parse_recipe
 from quintet.training.stages import train
 

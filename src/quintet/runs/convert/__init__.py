@@ -10,7 +10,7 @@ from quintet.data.vocabulary import WordVocabulary
 from quintet.runs.convert.checkpoint import ConversionError, read_checkpoint
 from quintet.runs.convert.kinds import KINDS, kinds, resolve
 from quintet.runs.convert.translate import read_vocabulary, translate
-from quintet.runs.run import write_run
+from quintet.runs.writing import write_run
 
 __all__ = ["ConversionError", "convert", "kinds", "read_checkpoint", "read_vocabulary", "translate"]
 
@@ -24,7 +24,7 @@ def convert(
     options: Mapping[str, Any] | None = None,
     features: str = "regions",
 ) -> Path:
-    """Read an original `model_best.pth.tar` and write a run that `quintet.load` opens. Nothing in the file is executed.
+    """Make a run folder of an original `model_best.pth.tar`. Nothing in the file is executed.
 
     - `vocab`: the vocabulary it was trained with; without one the run takes token ids, not texts.
     - `options`: replace options of the checkpoint, by the authors' names.
