@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from quintet.data.corpus import Corpus
-from quintet.evaluation.evaluate import evaluate_matcher
+from quintet.evaluation.evaluator import evaluate
 from quintet.evaluation.result import provenance
 from quintet.files import read_json, read_jsonl, write_json
 from quintet.runs.devices import pick_device
@@ -43,9 +43,7 @@ def train(options: argparse.Namespace, seed: int) -> Path:
 
 def measure(run_folder: Path, stage: str, corpus: Corpus, split_name: str, device: torch.device) -> dict[str, Any]:
     run = open_run(run_folder, stage=stage, device=device)
-    split = corpus.split(split_name)
-    images, texts = run.image_batches(corpus, split.images), run.text_batches(split.texts)
-    result = evaluate_matcher(run.matcher, images, texts, split, device=device)
+    result = evaluate(run, corpus, split=split_name)
     log = list(read_jsonl(run_folder / "stages" / stage / "log.jsonl"))
     seconds = sum(row["seconds"] for row in log if row["kind"] == "validation")
     return {

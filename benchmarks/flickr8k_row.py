@@ -19,7 +19,7 @@ from flickr8k_grid import GRIDS, SERIES, STUDY_OPTIONS, Row
 from quintet.data.corpus import Corpus, Split
 from quintet.errors import QuintetError
 from quintet.evaluation.distributions import split_similarities
-from quintet.evaluation.evaluate import encode_split, evaluate_members
+from quintet.evaluation.evaluator import encode_split, evaluate_members
 from quintet.evaluation.human_agreement import human_agreement, judged_pairs, pair_scores, read_expert_annotations
 from quintet.evaluation.metrics import CUTS
 from quintet.evaluation.ranks import Queries, Ranks

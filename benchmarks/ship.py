@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from quintet.data.corpus import Corpus
-from quintet.evaluation.evaluate import encode_split, evaluate_members
+from quintet.evaluation.evaluator import encode_split, evaluate_members
 from quintet.evaluation.human_agreement import human_agreement, judged_pairs, pair_scores, read_expert_annotations
 from quintet.evaluation.result import provenance
 from quintet.evaluation.scoring import Member

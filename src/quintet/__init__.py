@@ -19,7 +19,11 @@ _PUBLIC = {
     "TextBatch": "quintet.data.batches",
     "Corpus": "quintet.data.corpus",
     "QuintetError": "quintet.errors",
+    "Evaluation": "quintet.evaluation.evaluator",
     "create_model": "quintet.models",
+    "evaluate": "quintet.evaluation.evaluator",
+    "extract_features": "quintet.features.extract",
+    "import_corpus": "quintet.data.formats",
     "list_models": "quintet.models",
     "load": "quintet.runs.run",
     "open_run": "quintet.runs.run",
@@ -31,7 +35,11 @@ if TYPE_CHECKING:
     from quintet.data.batches import ImageBatch as ImageBatch
     from quintet.data.batches import TextBatch as TextBatch
     from quintet.data.corpus import Corpus as Corpus
+    from quintet.data.formats import import_corpus as import_corpus
     from quintet.errors import QuintetError as QuintetError
+    from quintet.evaluation.evaluator import Evaluation as Evaluation
+    from quintet.evaluation.evaluator import evaluate as evaluate
+    from quintet.features.extract import extract_features as extract_features
     from quintet.models import create_model as create_model
     from quintet.models import list_models as list_models
     from quintet.runs.run import Run as Run

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from quintet.data.corpus import Split
+from quintet.data.corpus import Split, split_checksum
 from quintet.errors import QuintetError
 from quintet.evaluation.metrics import chance_level, metrics_of_ranks
 from quintet.evaluation.ranks import Ranks, ranks_of_matrix
-from quintet.evaluation.result import Result, load_ranks, provenance, split_checksum, write_result
+from quintet.evaluation.result import Result, load_ranks, provenance, write_result
 from quintet.evaluation.significance import bootstrap_intervals
 
 

@@ -81,7 +81,7 @@ def demo_command(
 
 def _measure(out: Path, corpus: Corpus, split: Split, stages: list[str], seed: int) -> dict[str, Result]:
     """Every stage on the test split."""
-    from quintet.evaluation.evaluate import encode_split, evaluate_members
+    from quintet.evaluation.evaluator import encode_split, evaluate_members
     from quintet.evaluation.result import write_result
     from quintet.evaluation.scoring import Member
     from quintet.runs.run import open_run

@@ -128,7 +128,7 @@ def evaluate_command(
     Recalls and mAP@R are per cent. Ranks start from 1; a wrong candidate that ties goes before the right one.
     """
     from quintet.data.corpus import Corpus
-    from quintet.evaluation.evaluate import evaluate_members
+    from quintet.evaluation.evaluator import evaluate_members
     from quintet.evaluation.protocols import find_protocol
     from quintet.files import write_json
     from quintet.runs.devices import pick_device
@@ -218,7 +218,7 @@ def _default_corpus(runs: Sequence[Any]) -> Path:
 
 
 def _encode(run: Any, corpus: Corpus, split: Split, batch_size: int, device: torch.device) -> Member:
-    from quintet.evaluation.evaluate import encode_split
+    from quintet.evaluation.evaluator import encode_split
     from quintet.evaluation.scoring import Member
 
     matcher = run.matcher.to(device)

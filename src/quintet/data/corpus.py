@@ -249,6 +249,11 @@ class Corpus:
         return Corpus(head["name"], images, texts, splits, root=folder, notes=head.get("notes", ()))
 
 
+def as_corpus(corpus: Corpus | Path | str) -> Corpus:
+    """A corpus, or its folder opened."""
+    return corpus if isinstance(corpus, Corpus) else Corpus.open(corpus)
+
+
 def _is_text(value: object) -> bool:
     if not isinstance(value, str):
         return False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quintet.evaluation.evaluate import encode_split, evaluate_matcher, evaluate_members
+from quintet.evaluation.evaluator import Evaluation, encode_split, evaluate, evaluate_members
 from quintet.evaluation.metrics import chance_level, metrics_of_ranks, retrieval_metrics
 from quintet.evaluation.protocols import PROTOCOLS, find_protocol
 from quintet.evaluation.ranks import Ranks, count_ranks, ranks_of_matrix
@@ -12,6 +12,7 @@ from quintet.evaluation.significance import bootstrap_intervals, paired_test
 
 __all__ = [
     "PROTOCOLS",
+    "Evaluation",
     "Member",
     "Ranks",
     "Result",
@@ -19,7 +20,7 @@ __all__ = [
     "chance_level",
     "count_ranks",
     "encode_split",
-    "evaluate_matcher",
+    "evaluate",
     "evaluate_members",
     "find_protocol",
     "load_ranks",

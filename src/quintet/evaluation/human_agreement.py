@@ -55,6 +55,15 @@ class Agreement:
     judgements: int
     own_excluded: int  # pairs of an image and its own caption
 
+    def line(self, name: str) -> str:
+        """
+        >>> Agreement(0.4123, (0.39, 0.43), 5664, 16992, 158).line("first")
+        'first: Kendall tau-c 0.412 (0.390 to 0.430) with 16,992 judgements of 5,664 pairs'
+        """
+        interval = "" if self.interval is None else f" ({self.interval[0]:.3f} to {self.interval[1]:.3f})"
+        what = f"{self.judgements:,} judgements of {self.pairs:,} pairs"
+        return f"{name}: Kendall tau-c {self.tau_c:.3f}{interval} with {what}"
+
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "interval": None if self.interval is None else list(self.interval)}
 

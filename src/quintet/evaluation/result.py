@@ -5,21 +5,25 @@ from __future__ import annotations
 import platform
 import shlex
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from io import StringIO
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
 import torch
+from rich.console import Console, RenderableType
+from rich.markup import escape
+from rich.table import Table
 
 import quintet
-from quintet.data.corpus import split_checksum as split_checksum
 from quintet.errors import QuintetError
 from quintet.evaluation.metrics import Metrics
 from quintet.evaluation.ranks import Ranks
-from quintet.evaluation.significance import Interval
+from quintet.evaluation.significance import Difference, Interval
 from quintet.files import atomic_write, write_json
 
 FORMAT, VERSION = "quintet-result", 1
@@ -44,6 +48,19 @@ class Result:
     @property
     def kind(self) -> str:
         return "single model" if len(self.members) == 1 else f"ensemble of {len(self.members)}"
+
+    @property
+    def rsum(self) -> float:
+        """The sum of the six recalls, at most 600."""
+        return self.metrics["rsum"]
+
+    def table(self, width: int = 100) -> str:
+        """Both directions with their intervals, and the chance level, as text."""
+        return printed([results_table({" + ".join(self.members): self})], width)
+
+    def save(self, path: Path | str) -> None:
+        """One JSON file, complete or absent: the result and how it was made."""
+        write_result(path, self)
 
     def to_json(self) -> dict[str, Any]:
         """Everything but the ranks, as JSON values."""
@@ -111,3 +128,96 @@ def write_result(path: Path | str, result: Result, **more: Any) -> None:
     Callers add what a result cannot know: `corpus` (name), `runs` (names and checksums of their weights), `recipe`.
     """
     write_json(path, {**result.to_json(), "provenance": {**provenance(), **more}})
+
+
+DIRECTION_WORDS = {"i2t": "image to text", "t2i": "text to image"}
+HEADINGS = {"r1": "R@1", "r5": "R@5", "r10": "R@10", "medr": "medr", "meanr": "meanr", "map_at_r": "mAP@R"}
+WITH_INTERVAL = ("r1", "r5", "r10")
+LABEL_WIDTH = 15  # with it the table fits 80 columns
+
+
+def results_table(results: Mapping[str, Result], title: str | None = None) -> Table:
+    """One table for any number of results on the same split: both directions, intervals below, chance last."""
+    table = Table(
+        title=escape(title) if title else None,
+        box=None,
+        header_style="bold",
+        padding=(0, 1, 0, 0),
+        title_justify="left",
+    )
+    table.add_column("", min_width=LABEL_WIDTH, max_width=LABEL_WIDTH, overflow="fold")  # a long name costs lines only
+    for heading in (*HEADINGS.values(), "rsum"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for name, result in results.items():
+        table.add_row(f"[bold]{escape(name)}[/]" if len(result.members) == 1 else f"[bold]{result.kind}[/]")
+        for direction, words in DIRECTION_WORDS.items():
+            cells = [_cell(result, f"{direction}_{metric}", metric in WITH_INTERVAL) for metric in HEADINGS]
+            table.add_row(f"  {words}", *cells, _cell(result, "rsum", True) if direction == "t2i" else "")
+    chance = next(iter(results.values())).chance
+    table.add_row("[dim]chance[/]")
+    for direction, words in DIRECTION_WORDS.items():
+        cells = [_number(chance[f"{direction}_{metric}"], metric) for metric in HEADINGS]
+        row = (f"  {words}", *cells, _number(chance["rsum"], "rsum") if direction == "t2i" else "")
+        table.add_row(*row, style="dim")
+    intervals = any(result.intervals for result in results.values())
+    notes = [f"{result.kind}: {escape(name)}" for name, result in results.items() if len(result.members) > 1]
+    table.caption = "\n".join([*notes, *(["below the number: its 95 % bootstrap interval"] if intervals else [])])
+    table.caption_justify = "left"
+    return table
+
+
+def comparison_table(label: str, differences: Mapping[str, Difference]) -> Table:
+    """How much two results differ on the same queries, and how likely luck alone would do as much."""
+    table = Table(title=escape(label), box=None, header_style="bold", padding=(0, 1, 0, 0), title_justify="left")
+    for heading in ("", "difference", "95 % interval", "p"):
+        table.add_column(heading, justify="right" if heading else "left")
+    named = {f"{d}_{m}": f"{words} {HEADINGS[m]}" for d, words in DIRECTION_WORDS.items() for m in HEADINGS} | {
+        "rsum": "rsum"
+    }
+    for name, words in named.items():
+        if name in differences:
+            found = differences[name]
+            low, high = found.interval
+            table.add_row(words, f"{found.difference:+.2f}", f"{low:+.2f} to {high:+.2f}", f"{found.p_value:.4f}")
+    table.caption = "paired by group: bootstrap interval, p by sign flips"
+    table.caption_justify = "left"
+    return table
+
+
+def _cell(result: Result, name: str, with_interval: bool) -> str:
+    number = _number(result.metrics[name], name)
+    if not with_interval or name not in result.intervals:
+        return number
+    low, high = result.intervals[name]
+    return f"{number}\n[dim]{_short(low)}-{_short(high)}[/]"
+
+
+def _number(value: float, name: str) -> str:
+    if name.endswith("medr"):
+        return f"{value:g}"
+    return f"{value:.2f}" if round(abs(value), 2) < 1 else f"{value:.1f}"
+
+
+def _short(value: float) -> str:
+    return f"{value:.1f}".removesuffix(".0") if value >= 99.95 else f"{value:.1f}"
+
+
+def special_samples_table(found: Mapping[str, Any]) -> Table:
+    """R@1 of each run on the hard and on the infrequent queries."""
+    title = f"R@1 on hard and infrequent queries, chosen by {escape(found['chosen_by'])}"
+    table = Table(title=title, box=None, header_style="bold", padding=(0, 1, 0, 0), title_justify="left")
+    for heading in ("", "per cent", "", "image to text", "text to image"):
+        table.add_column(heading, justify="right" if heading else "left")
+    for row in found["rows"]:
+        recalls = (f"{row['i2t_r1']:.1f}", f"{row['t2i_r1']:.1f}")
+        table.add_row(row["samples"], str(row["percent"]), escape(row["run"]), *recalls)
+    return table
+
+
+def printed(tables: Sequence[RenderableType], width: int = 100) -> str:
+    """What rich draws, as text without colours."""
+    text = StringIO()
+    console = Console(file=text, width=width, color_system=None)
+    for table in tables:
+        console.print(table)
+    return text.getvalue().rstrip()

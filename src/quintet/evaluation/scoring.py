@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 
 from quintet.codes import Codes
+from quintet.data.corpus import Corpus, Split
 from quintet.errors import QuintetError
 from quintet.evaluation.ranks import ScoreBlock
 from quintet.models.matcher import Matcher
 from quintet.runs.devices import full_precision
+from quintet.runs.run import Progress, Run
 
 # Matrix products of different shapes round differently, so a matcher is always asked for tiles of this one shape (the
 # last ones filled up): scores, and with them ranks, are then the same bits whatever the block size. A GPU is asked for
@@ -29,6 +31,21 @@ class Member:
     image_codes: Codes
     text_codes: Codes
     name: str = ""
+
+    @staticmethod
+    def encode(
+        run: Run,
+        corpus: Corpus,
+        split: Split,
+        *,
+        name: str | None = None,
+        batch_size: int = 128,
+        progress: bool | Progress = False,
+        keep: torch.device | str = "cpu",
+    ) -> Member:
+        """A run with its codes of a split. `name`: by default the run's; `keep`: the device of the codes."""
+        codes = run.encode_split(corpus, split, batch_size=batch_size, progress=progress, keep=keep)
+        return Member(run.matcher, *codes, name=run.name if name is None else name)
 
 
 def member_scores(members: Sequence[Member], device: torch.device | str | None = None) -> ScoreBlock:

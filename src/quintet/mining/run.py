@@ -14,7 +14,7 @@ from quintet import distributed
 from quintet.codes import Codes
 from quintet.data.corpus import Corpus, Split, split_checksum
 from quintet.data.negatives import NegativeLists
-from quintet.evaluation.evaluate import encode_split
+from quintet.evaluation.evaluator import encode_split
 from quintet.mining.journal import remove_journal
 from quintet.mining.mine import mine
 from quintet.runs.run import Run

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from quintet.data.corpus import Corpus, Split
-from quintet.evaluation.evaluate import evaluate_members
+from quintet.evaluation.evaluator import evaluate_members
 from quintet.evaluation.human_agreement import (
     Agreement,
     human_agreement,

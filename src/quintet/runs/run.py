@@ -198,7 +198,7 @@ class Run:
             batches = _batches_only(cast(Iterable[ImageBatch], items), ImageBatch)
         else:
             batches = self._read(cast(Iterable[ImageFile], items), _positive(batch_size), workers)
-        with _reported(progress, f"images with {self.name}", total) as report:
+        with reported(progress, f"images with {self.name}", total) as report:
             return self._encode(map(self._checked_images, batches), self.matcher.encode_images, report, keep)
 
     def encode_texts(
@@ -221,7 +221,7 @@ class Run:
             batches = _batches_only(cast(Iterable[TextBatch], items), TextBatch)
         else:
             batches = self._tokenized(cast(Iterable[str], items), _positive(batch_size))
-        with _reported(progress, f"texts with {self.name}", total) as report:
+        with reported(progress, f"texts with {self.name}", total) as report:
             return self._encode(map(self._checked_texts, batches), self.matcher.encode_texts, report, keep)
 
     def score(self, image_codes: Codes, text_codes: Codes) -> Tensor:
@@ -262,7 +262,7 @@ class Run:
         """The codes of all images and of all texts of a split, from the corpus's features or image files."""
         split = corpus.split(split) if isinstance(split, str) else split
         images, texts = len(split.images), len(split.texts)
-        with _reported(progress, f"{split.name} with {self.name}", images + texts) as report:
+        with reported(progress, f"{split.name} with {self.name}", images + texts) as report:
             image_codes = self.encode_images(
                 self.image_batches(corpus, split.images, batch_size),
                 progress=lambda done, _: report(done, images + texts),
@@ -506,7 +506,7 @@ def _slices(rows: int, size: int) -> Iterator[slice]:
 
 
 @contextmanager
-def _reported(progress: bool | Progress, description: str, total: int | None) -> Iterator[Progress]:
+def reported(progress: bool | Progress, description: str, total: int | None) -> Iterator[Progress]:
     """A function that is told how many are done; the total it is given, if any, goes before the one known here."""
     if callable(progress):
         function = progress

@@ -10,7 +10,7 @@ from quintet import distributed
 from quintet.codes import Codes
 from quintet.data.loading import ImageSource, TokenizedTexts, image_batches, text_batches
 from quintet.errors import CorpusError, RecipeError, suggest
-from quintet.evaluation.evaluate import encode_split, evaluate_members
+from quintet.evaluation.evaluator import encode_split, evaluate_members
 from quintet.evaluation.metrics import retrieval_metrics
 from quintet.evaluation.scoring import Member
 from quintet.training.build import TrainingData

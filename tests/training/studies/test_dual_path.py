@@ -8,7 +8,7 @@ import pytest
 from quintet.data.corpus import Corpus
 from quintet.errors import RecipeError
 from quintet.evaluation.distributions import split_similarities
-from quintet.evaluation.evaluate import encode_split
+from quintet.evaluation.evaluator import encode_split
 from quintet.evaluation.scoring import Member
 from quintet.files import read_json
 from quintet.losses import OBJECTIVES

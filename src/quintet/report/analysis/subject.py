@@ -13,7 +13,7 @@ import torch
 from quintet.codes import Codes
 from quintet.data.corpus import Corpus, Split
 from quintet.errors import QuintetError
-from quintet.evaluation.evaluate import encode_split
+from quintet.evaluation.evaluator import encode_split
 from quintet.evaluation.ranks import BLOCK, Ranks, count_ranks
 from quintet.evaluation.scoring import Member, member_scores, whole_tiles
 from quintet.runs.run import Run, open_run

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from quintet.data.corpus import Corpus, Split, split_checksum
-from quintet.evaluation.evaluate import encode_split, evaluate_members
+from quintet.evaluation.evaluator import encode_split, evaluate_members
 from quintet.evaluation.result import write_result
 from quintet.evaluation.scoring import Member
 from quintet.files import read_json, read_jsonl

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from quintet.data.corpus import Corpus
-from quintet.evaluation.evaluate import encode_split, evaluate_members
+from quintet.evaluation.evaluator import encode_split, evaluate_members
 from quintet.evaluation.scoring import Member, member_scores
 from quintet.evaluation.special_samples import negative_means, special_samples
 from quintet.runs.run import open_run

@@ -11,7 +11,7 @@ from quintet.codes import Codes
 from quintet.data.batches import ImageBatch, TextBatch
 from quintet.data.corpus import Split
 from quintet.errors import QuintetError
-from quintet.evaluation.evaluate import encode_split, evaluate_matcher, evaluate_members
+from quintet.evaluation.evaluator import encode_split, evaluate_members
 from quintet.evaluation.metrics import retrieval_metrics
 from quintet.evaluation.scoring import Member
 from quintet.scores.embedding import dot_score_pairs, dot_scores
@@ -131,20 +131,6 @@ def test_encoding_ignores_dropout_and_puts_every_module_back(make_split: MakeSpl
     assert matcher.training
     assert matcher.dropout.training
     assert not matcher.frozen.training
-
-
-def test_evaluate_matcher_encodes_and_measures(make_split: MakeSplit) -> None:
-    split = make_split(range(10), np.repeat(range(10), 2))
-    matcher = Tiny().train()
-    features, tokens = torch.randn(10, 4, 16), torch.randint(0, 50, (20, 6))
-    result = evaluate_matcher(matcher, image_batches(features, 3), text_batches(tokens, 7), split, bootstrap=0)
-    images, texts = encode_split(matcher, image_batches(features, 10), text_batches(tokens, 20))
-    expected = retrieval_metrics(dot_scores(images, texts), split.image_groups, split.text_groups)
-    assert result.metrics == pytest.approx(expected)
-    assert result.intervals == {}
-    assert result.kind == "single model"
-    assert result.members == ("Tiny",)
-    assert matcher.training
 
 
 def test_a_module_is_put_back_also_after_an_error() -> None:

@@ -1,0 +1,321 @@
+"""Measure runs on a split: encode it once, score it block by block, count ranks. `evaluate` is the front door."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from rich.console import RenderableType
+from rich.text import Text
+
+from quintet.codes import Codes
+from quintet.data.batches import ImageBatch, TextBatch
+from quintet.data.corpus import Corpus, Split, as_corpus, split_checksum
+from quintet.errors import QuintetError
+from quintet.evaluation.human_agreement import (
+    Agreement,
+    human_agreement,
+    judged_pairs,
+    pair_scores,
+    read_expert_annotations,
+)
+from quintet.evaluation.protocols import chance_of_parts, find_protocol, metrics_of_parts, rank_split
+from quintet.evaluation.ranks import BLOCK, Ranks
+from quintet.evaluation.result import (
+    Result,
+    comparison_table,
+    printed,
+    provenance,
+    results_table,
+    special_samples_table,
+)
+from quintet.evaluation.scoring import Member, member_scores, whole_tiles
+from quintet.evaluation.significance import Difference, bootstrap_intervals, paired_test
+from quintet.evaluation.special_samples import negative_means, special_samples
+from quintet.files import write_json
+from quintet.models.matcher import Matcher, evaluation_mode
+from quintet.runs.devices import full_precision
+from quintet.runs.run import Progress, Run, load, reported
+from quintet.runs.run_folder import default_corpus
+
+Batch = TypeVar("Batch", ImageBatch, TextBatch)
+PAIRED_RESAMPLES = 10_000
+
+
+@dataclass(frozen=True)
+class Evaluation(Result):
+    """What `evaluate` found: the `Result` of the runs, with everything else that was asked for.
+
+    `print(evaluation.table())` shows it all, `evaluation.save("result.json")` keeps it with its provenance.
+    """
+
+    results: dict[str, Result]  # every result by name: of the runs (or each of them), then of `compare`
+    comparisons: dict[str, dict[str, Difference]]  # "first - second" -> metric -> how much they differ
+    human_agreement: dict[str, Agreement]  # by the names of `results`; empty unless asked for
+    hard_samples: dict[str, Any] | None  # {"chosen_by": name, "rows": [...]}
+    facts: dict[str, Any]  # corpus, runs with the checksums of their weights, batch size
+    title: str
+
+    def to_json(self) -> dict[str, Any]:
+        """One result as itself; several, or a comparison, under `results` and `comparisons`. With provenance."""
+        made = {**provenance(), **self.facts}
+        results = {name: result.to_json() for name, result in self.results.items()}
+        if len(results) == 1:
+            report = {**next(iter(results.values())), "provenance": made}
+        else:
+            comparisons = {
+                label: {"resamples": PAIRED_RESAMPLES, **{name: value.to_json() for name, value in found.items()}}
+                for label, found in self.comparisons.items()
+            }
+            report = {"results": results, "comparisons": comparisons, "provenance": made}
+        if self.human_agreement:
+            report["human_agreement"] = {name: found.to_json() for name, found in self.human_agreement.items()}
+        if self.hard_samples is not None:
+            report["special_samples"] = self.hard_samples
+        return report
+
+    def save(self, path: Path | str) -> None:
+        """One JSON file: `to_json`."""
+        write_json(path, self.to_json())
+
+    def tables(self) -> list[RenderableType]:
+        """Rich tables: the results, then each comparison, hard samples and agreement with people."""
+        tables: list[RenderableType] = [results_table(self.results, self.title)]
+        tables += [comparison_table(label, found) for label, found in self.comparisons.items()]
+        if self.hard_samples is not None:
+            tables.append(special_samples_table(self.hard_samples))
+        return [*tables, *(Text(found.line(name)) for name, found in self.human_agreement.items())]
+
+    def table(self, width: int = 100) -> str:
+        """The tables as text."""
+        return printed(self.tables(), width)
+
+
+def evaluate(
+    runs: Run | Path | str | Sequence[Run | Path | str],
+    corpus: Corpus | Path | str | None = None,
+    *,
+    split: str | Split = "test",
+    protocol: str = "full",
+    ensemble: bool = True,
+    compare: Run | Path | str | None = None,
+    hard_samples: bool = False,
+    expert_annotations: Path | str | None = None,
+    bootstrap: int = 1_000,
+    seed: int = 0,
+    batch_size: int = 128,
+    block: int | tuple[int, int] = BLOCK,
+    device: torch.device | str | None = None,
+    progress: bool | Progress = False,
+) -> Evaluation:
+    """Measure a run, or several as an ensemble (the mean of their scores), on a split of a corpus.
+
+    >>> import quintet, tempfile
+    >>> corpus = quintet.import_corpus("scenes", "-", tempfile.mkdtemp(), train=1, dev=1, test=6)  # generated images
+    >>> _ = quintet.extract_features(corpus, "efficientnet-lite0", device="cpu")
+    >>> result = evaluate("quintet-small", corpus, bootstrap=100, device="cpu")
+    >>> result.counts["texts"], result.rsum > result.chance["rsum"]
+    (30, True)
+
+    - `runs`: what `quintet.load` gives, or what it takes. `ensemble=False` measures each alone: see `results`.
+    - `corpus`: a corpus or its folder; by default the one the runs were trained on.
+    - `protocol`: "full", "5fold" (COCO 1K), "5k" (COCO 5K) or "identity" (CUHK-PEDES).
+    - `compare`: another run. The paired test of both is in `comparisons`.
+    - `hard_samples`: also R@1 on hard and on infrequent queries, chosen by the last run, which is that of `compare`.
+    - `expert_annotations`: Flickr8k's ExpertAnnotations.txt; also measures the agreement with people.
+    - `bootstrap`: resamples behind the 95 % intervals (0: none), drawn with `seed`.
+    - `batch_size` (images or texts encoded at once) and `block` (scored at once) bound the memory.
+    - `device`: by default where the first run is; runs given by name go to a GPU where there is one.
+    - `progress`: as for `Run.encode_images`, over the images and texts of all runs.
+    """
+    chosen_protocol = find_protocol(protocol).name  # before anything is encoded
+    given = [runs] if isinstance(runs, Run | str | Path) else list(runs)
+    if not given:
+        raise QuintetError("there is no run to evaluate")
+    opened = [_opened(run, device) for run in [*given, *([] if compare is None else [compare])]]
+    place = opened[0].device
+    for run in opened:
+        run.to(place)
+    whole = as_corpus(corpus if corpus is not None else default_corpus([run.folder for run in opened]))
+    chosen = whole.split(split) if isinstance(split, str) else split
+    size = len(chosen.images) + len(chosen.texts)
+    members: list[Member] = []
+    with reported(progress, f"encoding {chosen.name}", size * len(opened)) as report:
+        for number, run in enumerate(opened):
+
+            def tell(done: int, _: int | None, before: int = size * number) -> None:
+                report(before + done, size * len(opened))
+
+            members.append(Member.encode(run, whole, chosen, batch_size=batch_size, progress=tell))
+    mine = members[: len(given)]
+    teams = [mine] if ensemble else [[member] for member in mine]
+    teams += [] if compare is None else [members[-1:]]
+    measured = [evaluate_members(team, chosen, chosen_protocol, block, bootstrap, seed, place) for team in teams]
+    results = named_results(measured)
+    named = dict(zip(results, teams, strict=True))
+    first, *_ = results.values()
+    found_people = {}
+    if expert_annotations is not None:
+        pairs = judged_pairs(read_expert_annotations(expert_annotations), chosen)
+        found_people = {
+            name: human_agreement(pair_scores(team, pairs, place), pairs, bootstrap, seed)
+            for name, team in named.items()
+        }
+    return Evaluation(
+        **{field.name: getattr(first, field.name) for field in fields(Result)},
+        results=results,
+        comparisons={} if compare is None else _comparisons(results, seed),
+        human_agreement=found_people,
+        hard_samples=_hard_samples(results, named, chosen, place) if hard_samples else None,
+        facts={
+            "corpus": {"name": whole.name, "folder": str(whole.root)},
+            "runs": [{"name": run.name, "weights_sha256": run.weights_checksum} for run in opened],
+            "batch_size": batch_size,
+        },
+        title=_title(whole, chosen, results),
+    )
+
+
+def _opened(run: Run | Path | str, device: torch.device | str | None) -> Run:
+    if isinstance(run, Run):
+        return run if device is None else run.to(device)
+    return load(run, device="auto" if device is None else device)
+
+
+def named_results(results: Sequence[Result]) -> dict[str, Result]:
+    """Results under the names of their runs; runs of one name are numbered."""
+    named: dict[str, Result] = {}
+    for result in results:
+        name = " + ".join(result.members)
+        number = 1 + sum(known == name or known.startswith(f"{name} (") for known in named)
+        named[name if number == 1 else f"{name} ({number})"] = result
+    return named
+
+
+def _comparisons(results: Mapping[str, Result], seed: int) -> dict[str, dict[str, Difference]]:
+    """Every result against the last one."""
+    *others, last = results
+    (name,) = results[last].members
+    return {
+        f"{label} - {name}": paired_test(results[label].ranks, results[last].ranks, PAIRED_RESAMPLES, seed)
+        for label in others
+    }
+
+
+def _hard_samples(
+    results: Mapping[str, Result], teams: Mapping[str, Sequence[Member]], split: Split, device: torch.device
+) -> dict[str, Any]:
+    """R@1 of all results on hard and infrequent queries, which the last result's scores choose."""
+    *_, last = results
+    if len(results[last].ranks) > 1:
+        raise QuintetError("hard samples need a protocol without folds: use the protocol full")
+    scores = member_scores(teams[last], device)
+    means = negative_means(scores, split.image_groups, split.text_groups, tuple(results[last].settings["block"]))
+    ranks = {name: result.ranks[0] for name, result in results.items()}
+    return {"chosen_by": last, "rows": special_samples(ranks, *means)}
+
+
+def _title(corpus: Corpus, split: Split, results: Mapping[str, Result]) -> str:
+    kinds = dict.fromkeys(result.kind for result in results.values())
+    return (
+        f"{corpus.name}, split {split.name}: {len(split.images):,} images, {len(split.texts):,} texts\n"
+        f"protocol {next(iter(results.values())).protocol}, {' and '.join(kinds)}"
+    )
+
+
+def evaluate_members(
+    members: Sequence[Member],
+    split: Split,
+    protocol: str = "full",
+    block: int | tuple[int, int] = BLOCK,
+    bootstrap: int = 1_000,
+    seed: int = 0,
+    device: torch.device | str | None = None,
+) -> Result:
+    """Measure one matcher, or several as an ensemble (the mean of their scores), on a split.
+
+    `block` bounds the memory (images and texts a block, rounded up to whole tiles) and changes nothing else.
+    `bootstrap` is the number of resamples behind the 95 % intervals; 0 leaves them out.
+    """
+    chosen = find_protocol(protocol)
+    for member in members:
+        _check_size(member.image_codes, member.text_codes, split)
+    score_block = member_scores(members, device)
+    with ExitStack() as modes:
+        for member in members:
+            modes.enter_context(evaluation_mode(member.matcher))
+        ranks = rank_split(chosen, split, score_block, whole_tiles(block))
+    used = device if device is not None else members[0].image_codes.device
+    return Result(
+        protocol=chosen.name,
+        split=split.name,
+        split_checksum=split_checksum(split),
+        members=tuple(member.name or type(member.matcher).__name__ for member in members),
+        metrics=metrics_of_parts(ranks),
+        intervals=bootstrap_intervals(ranks, bootstrap, seed) if bootstrap else {},
+        chance=chance_of_parts(ranks),
+        counts=_counts(split, ranks),
+        settings={"block": list(whole_tiles(block)), "bootstrap": bootstrap, "seed": seed, "device": str(used)},
+        ranks=tuple(ranks),
+    )
+
+
+def _counts(split: Split, parts: Sequence[Ranks]) -> dict[str, Any]:
+    return {
+        "images": len(split.images),
+        "texts": len(split.texts),
+        "groups": len(split.groups),
+        "folds": len(parts),
+        "images_a_fold": [len(ranks.image_groups) for ranks in parts],
+        "texts_a_fold": [len(ranks.text_groups) for ranks in parts],
+        "i2t_queries": sum(len(ranks.i2t) for ranks in parts),
+        "t2i_queries": sum(len(ranks.t2i) for ranks in parts),
+        "i2t_excluded": sum(ranks.i2t.excluded for ranks in parts),
+        "t2i_excluded": sum(ranks.t2i.excluded for ranks in parts),
+    }
+
+
+def encode_split(
+    matcher: Matcher,
+    image_batches: Iterable[ImageBatch],
+    text_batches: Iterable[TextBatch],
+    split: Split | None = None,
+    device: torch.device | str = "cpu",
+    keep: torch.device | str = "cpu",
+) -> tuple[Codes, Codes]:
+    """The codes of all images and all texts, each encoded once, in evaluation mode and without gradients.
+
+    Batches are moved to `device`, where the matcher must be, and their codes to `keep`. With a `split` the number of
+    rows is checked against it.
+    """
+    with torch.no_grad(), evaluation_mode(matcher), full_precision(torch.device(device)):
+        images = _encode(matcher.encode_images, image_batches, device, keep, "image")
+        texts = _encode(matcher.encode_texts, text_batches, device, keep, "text")
+    if split is not None:
+        _check_size(images, texts, split)
+    return images, texts
+
+
+def _encode(
+    encode: Callable[[Batch], Codes],
+    batches: Iterable[Batch],
+    device: torch.device | str,
+    keep: torch.device | str,
+    kind: str,
+) -> Codes:
+    parts = [encode(batch.to(device)).to(keep) for batch in batches]
+    if not parts:
+        raise QuintetError(f"there is no {kind} to encode")
+    return Codes.cat(parts)
+
+
+def _check_size(images: Codes, texts: Codes, split: Split) -> None:
+    if (len(images), len(texts)) != (len(split.images), len(split.texts)):
+        raise QuintetError(
+            f"split {split.name!r} has {len(split.images)} images and {len(split.texts)} texts, but "
+            f"{len(images)} and {len(texts)} were encoded; give the batches of the whole split, in its order"
+        )
