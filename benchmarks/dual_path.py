@@ -68,7 +68,7 @@ def images(count: int, device: torch.device) -> ImageBatch:
 
 def sentences(count: int, length: int, device: torch.device) -> TextBatch:
     lengths = torch.randint(5, min(20, length) + 1, (count,))
-    return TextBatch(torch.randint(4, WORDS, (count, length)), lengths, chances=torch.rand(count)).to(device)
+    return TextBatch(torch.randint(4, WORDS, (count, length)), lengths, position_noise=torch.rand(count)).to(device)
 
 
 def encoding(matcher: DualPath, kind: str, batch: Any) -> Callable[[], Tensor]:

@@ -75,16 +75,16 @@ def test_a_pair_batch_moves_with_all_its_parts() -> None:
 
 
 def test_some_texts_of_a_batch() -> None:
-    whole = TextBatch(torch.tensor([[4, 5], [6, 0], [7, 8]]), torch.tensor([2, 1, 2]), chances=torch.rand(3))
-    assert whole.chances is not None
+    whole = TextBatch(torch.tensor([[4, 5], [6, 0], [7, 8]]), torch.tensor([2, 1, 2]), position_noise=torch.rand(3))
+    assert whole.position_noise is not None
     for rows in (torch.tensor([2, 1]), slice(1, 3)):
         part = whole.take(rows)
-        assert part.chances is not None
+        assert part.position_noise is not None
         assert torch.equal(part.tokens, whole.tokens[rows])
-        assert torch.equal(part.chances, whole.chances[rows])
+        assert torch.equal(part.position_noise, whole.position_noise[rows])
         assert part.features is None
-    with pytest.raises(ValueError, match="chances of shape"):
-        TextBatch(whole.tokens, whole.lengths, chances=torch.rand(2))
+    with pytest.raises(ValueError, match="position_noise of shape"):
+        TextBatch(whole.tokens, whole.lengths, position_noise=torch.rand(2))
 
 
 def test_more_padding_changes_no_text() -> None:

@@ -123,11 +123,11 @@ def test_chances_belong_to_the_pair_whoever_loads_it(tiny_corpus: Path, workers:
     sentences = TokenizedTexts(WordVocabulary.build([text.text for text in split.texts], min_count=1), split.texts)
 
     def drawn(pairs: list[np.ndarray], epoch: int = 0) -> dict[int, float]:
-        batches = load_pairs(split, images, sentences, pairs, seed=(3, 0, epoch), chances=True, workers=workers)
+        batches = load_pairs(split, images, sentences, pairs, seed=(3, 0, epoch), position_noise=True, workers=workers)
         found: dict[int, float] = {}
         for batch in batches:
-            assert batch.texts.chances is not None
-            found |= dict(zip(batch.text_rows.tolist(), batch.texts.chances.tolist(), strict=True))
+            assert batch.texts.position_noise is not None
+            found |= dict(zip(batch.text_rows.tolist(), batch.texts.position_noise.tolist(), strict=True))
         return found
 
     rows = np.array([[row, 2 * row + 1] for row in range(8)])
@@ -137,7 +137,7 @@ def test_chances_belong_to_the_pair_whoever_loads_it(tiny_corpus: Path, workers:
     assert not set(drawn([rows], epoch=1).values()) & set(whole.values())
     assert all(0 <= chance < 1 for chance in whole.values())
     [plain] = load_pairs(split, images, sentences, [rows], seed=(3, 0, 0))
-    assert plain.texts.chances is None
+    assert plain.texts.position_noise is None
 
 
 def test_chances_are_uniform(tiny_corpus: Path) -> None:
@@ -147,9 +147,9 @@ def test_chances_are_uniform(tiny_corpus: Path) -> None:
     rows = np.array([[image, text] for image in range(12) for text in range(24)])
     found = []
     for epoch in range(12):
-        [batch] = load_pairs(split, images, sentences, [rows], seed=(0, 0, epoch), chances=True)
-        assert batch.texts.chances is not None
-        found.append(batch.texts.chances)
+        [batch] = load_pairs(split, images, sentences, [rows], seed=(0, 0, epoch), position_noise=True)
+        assert batch.texts.position_noise is not None
+        found.append(batch.texts.position_noise)
     counts = torch.histc(torch.cat(found), bins=12, min=0, max=1)
     assert ((counts - 288).square() / 288).sum() < 31.3  # chi-square, 11 degrees of freedom, 99.9 %
 
@@ -161,14 +161,20 @@ def test_a_pool_of_texts_beside_the_batch(tiny_corpus: Path) -> None:
     pairs = [np.array([[0, 0], [1, 2]])]
     pool = np.array([5, 3, 9])
     [batch] = load_pairs(
-        split, images, TokenizedTexts(tokenizer, split.texts), pairs, seed=(0, 0, 0), chances=True, pool=lambda _: pool
+        split,
+        images,
+        TokenizedTexts(tokenizer, split.texts),
+        pairs,
+        seed=(0, 0, 0),
+        position_noise=True,
+        pool=lambda _: pool,
     )
     assert batch.pool is not None
     assert batch.pool.groups.tolist() == split.text_groups[pool].tolist()
     for row, text in enumerate(pool):
         ids = batch.pool.texts.tokens[row, : batch.pool.texts.lengths[row]].tolist()
         assert ids == tokenizer.ids(split.texts[text].text)
-    assert batch.pool.texts.chances is not None
+    assert batch.pool.texts.position_noise is not None
     assert batch.to("meta").pool.groups.device.type == "meta"  # type: ignore[union-attr]
 
 

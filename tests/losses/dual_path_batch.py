@@ -39,10 +39,10 @@ def batch(rows: slice = slice(None), pool: bool = True) -> PairBatch:
     regions = torch.randn(TOTAL, 3, 4, dtype=torch.float64, generator=random)
     chances, pool_chances = torch.rand(TOTAL, generator=random), torch.rand(len(POOL), generator=random)
     texts = TextBatch.from_ids(TEXTS)
-    texts = TextBatch(texts.tokens, texts.lengths, chances=chances).take(rows)
+    texts = TextBatch(texts.tokens, texts.lengths, position_noise=chances).take(rows)
     numbers = torch.arange(TOTAL)[rows]
     pooled = TextBatch.from_ids(POOL)
-    pooled = TextBatch(pooled.tokens, pooled.lengths, chances=pool_chances)
+    pooled = TextBatch(pooled.tokens, pooled.lengths, position_noise=pool_chances)
     beside = TextPool(pooled, POOL_GROUPS) if pool else None
     groups = GROUPS[rows]
     return PairBatch(ImageBatch(fragments=regions[rows]), texts, groups, groups, numbers, numbers, pool=beside)

@@ -20,7 +20,7 @@ from quintet import distributed
 from quintet.errors import RecipeError
 from quintet.losses.ranking import RankingObjective, random_columns
 from quintet.losses.step import Progress, Step
-from quintet.models.matcher import evaluation_mode
+from quintet.protocols import evaluation_mode
 
 
 def terms_of(module: RankingObjective, model: Any = None, seed: int = 2, **options: Any) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import quintet
 from quintet.data.batches import ImageBatch, TextBatch
 from quintet.errors import RecipeError
 from quintet.models.bfan import BFAN, build_bfan
-from quintet.models.matcher import Matcher
+from quintet.protocols import Matcher
 
 SIZES = {"image_dim": 12, "vocabulary_size": 20, "embed_dim": 8, "word_dim": 5}
 

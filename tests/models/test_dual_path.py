@@ -124,20 +124,20 @@ def by_start(model: DualPath, starts: list[int]) -> Tensor:
 
 def test_texts_are_placed_by_their_chance_in_training_and_left_when_measured() -> None:
     model = matcher()
-    texts = TextBatch(TEXTS.tokens, TEXTS.lengths, chances=torch.tensor([0.99, 0.5, 0.0]))
-    assert model.random_places
+    texts = TextBatch(TEXTS.tokens, TEXTS.lengths, position_noise=torch.tensor([0.99, 0.5, 0.0]))
+    assert model.uses_position_noise
     model.train()
     torch.testing.assert_close(embedding(model.encode_texts(texts)), by_start(model, [5, 4, 0]))
-    with pytest.raises(ValueError, match="this TextBatch has none: set chances"):
+    with pytest.raises(ValueError, match="this TextBatch has none: set position_noise"):
         model.encode_texts(TEXTS)
     model.eval()
     torch.testing.assert_close(model.text_encoder(texts), by_start(model, [0, 0, 0]))
 
 
-def test_left_alignment_ignores_chances() -> None:
+def test_left_alignment_ignores_position_noise() -> None:
     model = matcher(alignment="left").train()
-    assert not model.random_places
-    texts = TextBatch(TEXTS.tokens, TEXTS.lengths, chances=torch.tensor([0.99, 0.5, 0.9]))
+    assert not model.uses_position_noise
+    texts = TextBatch(TEXTS.tokens, TEXTS.lengths, position_noise=torch.tensor([0.99, 0.5, 0.9]))
     torch.testing.assert_close(embedding(model.encode_texts(texts)), by_start(model, [0, 0, 0]))
 
 
@@ -234,7 +234,7 @@ def test_half_precision_features_become_single() -> None:
 
 def test_gradients_reach_every_parameter() -> None:
     model = on_pixels().train()
-    texts = TextBatch(TEXTS.tokens[:2], TEXTS.lengths[:2], chances=torch.rand(2))
+    texts = TextBatch(TEXTS.tokens[:2], TEXTS.lengths[:2], position_noise=torch.rand(2))
     scores = model.score(model.encode_images(ImageBatch(pixels=pixels())), model.encode_texts(texts))
     (scores * torch.randn(2, 2)).sum().backward()
     for name, parameter in model.named_parameters():

@@ -10,7 +10,7 @@ from quintet.data.batches import ImageBatch, TextBatch
 from quintet.errors import RecipeError
 from quintet.layers.regions import ChannelDropout
 from quintet.models import MODELS, create_model, list_models
-from quintet.models.matcher import Matcher
+from quintet.protocols import Matcher
 
 SMALL: dict[str, Any] = {"vocabulary_size": 10, "image_dim": 8, "embed_dim": 6, "word_dim": 4}
 MORE: dict[str, dict[str, Any]] = {

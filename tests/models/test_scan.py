@@ -12,8 +12,8 @@ from torch import Tensor
 import quintet
 from quintet.data.batches import ImageBatch, TextBatch
 from quintet.errors import RecipeError
-from quintet.models.matcher import Matcher
 from quintet.models.scan import SCAN, build_scan
+from quintet.protocols import Matcher
 
 SIZES = {"image_dim": 12, "vocabulary_size": 20, "embed_dim": 8, "word_dim": 5}
 

@@ -17,7 +17,7 @@ from quintet.cli.main import app
 from quintet.codes import Codes
 from quintet.data.batches import ImageBatch, TextBatch
 from quintet.models import MODELS
-from quintet.models.matcher import Matcher
+from quintet.protocols import Matcher
 from quintet.training.recipe import parse_recipe
 from quintet.training.stages import train
 

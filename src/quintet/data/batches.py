@@ -80,7 +80,7 @@ class TextBatch(_Movable):
     tokens: Tensor  # (n, L) int64
     lengths: Tensor  # (n,) int64, each at least 1
     features: Tensor | None = None  # (n, L, d) of a frozen text encoder, where they are kept on disk
-    chances: Tensor | None = None  # (n,) uniform in [0, 1), drawn anew at each visit: where a text CNN puts them
+    position_noise: Tensor | None = None  # (n,) uniform in [0, 1), drawn anew at each visit: where a text CNN puts them
 
     def __post_init__(self) -> None:
         if self.tokens.dim() != 2:
@@ -91,8 +91,8 @@ class TextBatch(_Movable):
             raise ValueError(f"{len(self.tokens)} texts but lengths of shape {tuple(self.lengths.shape)}")
         if self.features is not None and self.features.shape[:2] != self.tokens.shape:
             raise ValueError(f"features must be {(*self.tokens.shape, 'd')}, got {tuple(self.features.shape)}")
-        if self.chances is not None and self.chances.shape != self.lengths.shape:
-            raise ValueError(f"{len(self.tokens)} texts but chances of shape {tuple(self.chances.shape)}")
+        if self.position_noise is not None and self.position_noise.shape != self.lengths.shape:
+            raise ValueError(f"{len(self.tokens)} texts but position_noise of shape {tuple(self.position_noise.shape)}")
         if self.lengths.device.type == "cpu" and len(self.lengths):  # on an accelerator the look would wait for it
             shortest, longest = int(self.lengths.min()), int(self.lengths.max())
             if shortest < 1 or longest > self.tokens.shape[1]:

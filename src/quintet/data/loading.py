@@ -51,7 +51,7 @@ def batches_ahead(
 
 
 CACHE_BYTES = 2**30  # decoded images kept in memory, as far as they fit
-CHANCES, POOL = 1, 2  # streams of random numbers beside the one that changes images
+POSITION_NOISE, POOL = 1, 2  # streams of random numbers beside the one that changes images
 WORDS = 1  # within them, the one that changes texts
 
 
@@ -161,11 +161,11 @@ class _PairData(Dataset):
         pairs: Sequence[np.ndarray],
         seed: tuple[int, ...] | None,
         offline: Callable[[int], OfflineRows] | None,
-        chances: bool,
+        position_noise: bool,
         pool: Callable[[int], np.ndarray] | None,
     ) -> None:
         self.split, self.images, self.texts = split, images, sentences
-        self.pairs, self.seed, self.offline, self.chances, self.pool = pairs, seed, offline, chances, pool
+        self.pairs, self.seed, self.offline, self.position_noise, self.pool = pairs, seed, offline, position_noise, pool
 
     def __len__(self) -> int:
         return len(self.pairs)
@@ -194,14 +194,14 @@ class _PairData(Dataset):
         pairs = zip(image_rows.tolist(), text_rows.tolist(), strict=True)
         return [(*self.seed, image, text, *stream) for image, text in pairs]
 
-    def _texts(self, text_rows: np.ndarray, image_rows: np.ndarray, stream: int = CHANCES) -> TextBatch:
+    def _texts(self, text_rows: np.ndarray, image_rows: np.ndarray, stream: int = POSITION_NOISE) -> TextBatch:
         """Texts, with the random number of each (text, image) pair where the matcher wants one."""
         batch = self.texts.batch(text_rows, self._seeds(image_rows, text_rows, stream, WORDS))
         seeds = self._seeds(image_rows, text_rows, stream)
-        if not self.chances or seeds is None:
+        if not self.position_noise or seeds is None:
             return batch
         drawn = [np.random.default_rng(seed).random() for seed in seeds]
-        return replace(batch, chances=torch.tensor(drawn, dtype=torch.float32))
+        return replace(batch, position_noise=torch.tensor(drawn, dtype=torch.float32))
 
     def _pool(self, rows: np.ndarray) -> TextPool:
         texts = self._texts(rows, np.zeros_like(rows), POOL)
@@ -224,16 +224,16 @@ def load_pairs(
     *,
     seed: tuple[int, ...] | None = None,
     offline: Callable[[int], OfflineRows] | None = None,
-    chances: bool = False,
+    position_noise: bool = False,
     pool: Callable[[int], np.ndarray] | None = None,
     workers: int = 0,
 ) -> Iterator[PairBatch]:
     """Batches of pairs in the order of `pairs`, each (n, 2): image row, text row.
 
-    `seed` turns augmentation on, and with `chances` each text has a random number, too. `offline` gives the offline
+    `seed` turns augmentation on. With `position_noise` each text also has a random number. `offline` gives the offline
     negatives of batch number 0, 1, ..., `pool` the rows of further texts.
     """
-    data = _PairData(split, images, sentences, pairs, seed, offline, chances, pool)
+    data = _PairData(split, images, sentences, pairs, seed, offline, position_noise, pool)
     # Its own generator: the loader draws a seed when it starts, which would shift dropout after a resumed epoch.
     yield from DataLoader(
         data,

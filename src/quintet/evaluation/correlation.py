@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from quintet.backbones.tower import ImageTower
 from quintet.codes import Codes
 from quintet.data.batches import ImageBatch
 from quintet.data.corpus import Image, Split
 from quintet.errors import QuintetError
+from quintet.protocols import Matcher
 
 IMAGES = 100
 
@@ -83,7 +84,7 @@ def input_features(images: ImageBatch, tower: ImageTower | None = None) -> Tenso
         return tower.pooled(images.pixels)
 
 
-def find_tower(matcher: nn.Module) -> ImageTower:
+def find_tower(matcher: Matcher) -> ImageTower:
     """The image tower inside a matcher of pixels."""
     tower = next((part for part in matcher.modules() if isinstance(part, ImageTower)), None)
     if tower is None:

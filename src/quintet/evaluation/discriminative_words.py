@@ -15,7 +15,7 @@ from quintet.codes import Codes
 from quintet.data.batches import TextBatch
 from quintet.data.tokenizers import Tokenizer
 from quintet.data.vocabulary import TokenKinds
-from quintet.models.matcher import Matcher, evaluation_mode
+from quintet.protocols import Matcher, evaluation_mode
 from quintet.runs.devices import full_precision
 
 PIECE = "##"  # how a piece is written that goes on with the word before it

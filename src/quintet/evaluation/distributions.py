@@ -16,7 +16,7 @@ from quintet.data.corpus import Split
 from quintet.errors import QuintetError
 from quintet.evaluation.ranks import BLOCK, ScoreBlock, group_codes
 from quintet.evaluation.scoring import Member, member_scores, whole_tiles
-from quintet.models.matcher import evaluation_mode
+from quintet.protocols import evaluation_mode
 
 COSINES = (-1.0, 1.0)
 ROUNDING = 1e-4  # a cosine computed in float32 may leave [-1, 1] by so much, and is still a cosine

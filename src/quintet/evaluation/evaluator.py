@@ -37,7 +37,7 @@ from quintet.evaluation.scoring import Member, member_scores, whole_tiles
 from quintet.evaluation.significance import Difference, bootstrap_intervals, paired_test
 from quintet.evaluation.special_samples import negative_means, special_samples
 from quintet.files import write_json
-from quintet.models.matcher import Matcher, evaluation_mode
+from quintet.protocols import Matcher, evaluation_mode
 from quintet.runs.devices import full_precision
 from quintet.runs.run import Progress, Run, load, reported
 from quintet.runs.run_folder import default_corpus

@@ -15,6 +15,7 @@ from quintet.data.batches import PairBatch
 from quintet.losses.quintuplet import QuintupletObjective
 from quintet.losses.step import Progress, Step
 from quintet.losses.triplet import TripletObjective
+from quintet.protocols import Matcher, module_of
 
 
 def paper_losses() -> dict[str, nn.Module]:
@@ -28,7 +29,7 @@ def paper_losses() -> dict[str, nn.Module]:
 
 
 def time_losses(
-    matcher: nn.Module,
+    matcher: Matcher,
     batch: PairBatch,
     objectives: Mapping[str, nn.Module] | None = None,
     *,
@@ -71,10 +72,10 @@ def time_losses(
 class _Stepper:
     """One loss with its own copy of the matcher."""
 
-    def __init__(self, matcher: nn.Module, objective: nn.Module, batch: PairBatch) -> None:
+    def __init__(self, matcher: Matcher, objective: nn.Module, batch: PairBatch) -> None:
         self.matcher, self.objective, self.batch = matcher, objective, batch
         self.device = batch.text_groups.device
-        self.module = nn.ModuleList([matcher, objective]).to(self.device).train()
+        self.module = nn.ModuleList([module_of(matcher), objective]).to(self.device).train()
         self.optimizer = torch.optim.Adam(
             [parameter for parameter in self.module.parameters() if parameter.requires_grad], lr=1e-6
         )
@@ -82,7 +83,7 @@ class _Stepper:
     def timed(self) -> float:
         self._wait()
         began = time.perf_counter()
-        terms = self.objective(Step(self.matcher, self.batch, Progress()))  # type: ignore[arg-type]
+        terms = self.objective(Step(self.matcher, self.batch, Progress()))
         torch.stack([term.weight * term.values.sum() for term in terms.values()]).sum().backward()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)

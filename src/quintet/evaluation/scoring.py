@@ -12,7 +12,7 @@ from quintet.codes import Codes
 from quintet.data.corpus import Corpus, Split
 from quintet.errors import QuintetError
 from quintet.evaluation.ranks import ScoreBlock
-from quintet.models.matcher import Matcher
+from quintet.protocols import Matcher
 from quintet.runs.devices import full_precision
 from quintet.runs.run import Progress, Run
 

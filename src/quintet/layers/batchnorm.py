@@ -91,6 +91,9 @@ class SharedBatchNorm(nn.Module):
         self.running_var.lerp_(variance * count / (count - 1).clamp(min=1), rate)
 
 
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, SharedBatchNorm)
+
+
 def share_batchnorms(module: nn.Module) -> None:
     """Replace every BatchNorm inside `module`, in place. With one process nothing changes."""
     if distributed.world_size() == 1:

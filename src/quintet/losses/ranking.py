@@ -12,7 +12,7 @@ from quintet.codes import Codes
 from quintet.data.batches import TextPool
 from quintet.errors import RecipeError
 from quintet.losses.step import Step, Term, at_least_float32
-from quintet.models.matcher import evaluation_mode
+from quintet.protocols import evaluation_mode
 
 
 def random_columns(allowed: Tensor, chances: Tensor) -> tuple[Tensor, Tensor]:

@@ -6,16 +6,14 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from quintet import distributed
 from quintet.codes import Codes
 from quintet.data.batches import ImageBatch, OfflineBatch, PairBatch, TextBatch
 from quintet.errors import RecipeError
-from quintet.layers.batchnorm import SharedBatchNorm
-from quintet.models.matcher import Matcher
-
-BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, SharedBatchNorm)
+from quintet.layers.batchnorm import BATCH_NORMS
+from quintet.protocols import Matcher
 
 
 @dataclass(frozen=True)
@@ -93,7 +91,7 @@ class Step:
         """
         if "image_codes" in self.__dict__ or "text_codes" in self.__dict__:
             return  # another loss has encoded the batch
-        if any(isinstance(part, BATCH_NORMS) for part in self.matcher.modules()):  # type: ignore[attr-defined]
+        if any(isinstance(part, BATCH_NORMS) for part in self.matcher.modules()):
             return
         names = ("image_codes", "_offline_image_codes", "_derived_image_codes")[: 2 + derived]
         pictures = (self.batch.images, self._offline.images, self._offline.derived_images)[: 2 + derived]

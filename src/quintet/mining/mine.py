@@ -37,7 +37,7 @@ from quintet.mining.plan import (
 from quintet.mining.rounded import float32_sums
 from quintet.mining.source import Source
 from quintet.mining.summary import list_counts, summarise
-from quintet.models.matcher import Matcher, evaluation_mode
+from quintet.protocols import Matcher, evaluation_mode
 
 Progress = Callable[[int, int], None]  # pairs done, pairs in all
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from quintet.codes import Codes
 from quintet.errors import QuintetError
 from quintet.evaluation.scoring import score_in_tiles
-from quintet.models.matcher import Matcher
+from quintet.protocols import Matcher
 from quintet.runs.devices import full_precision
 
 # Products of different shapes round differently. A matcher is always asked for tiles of one shape, cut at the same

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import nn
-
+from quintet.protocols import Matcher
 from quintet.registry import Registry
 
 # name -> "module:function"; the function takes plain keyword arguments and returns a Matcher
@@ -29,7 +28,7 @@ def list_models() -> list[str]:
     return MODELS.names()
 
 
-def create_model(name: str, **arguments: Any) -> nn.Module:
+def create_model(name: str, **arguments: Any) -> Matcher:
     """Make a matcher from its name and plain arguments.
 
     >>> matcher = create_model("vse++", image_dim=8, vocabulary_size=10, embed_dim=4, word_dim=4)

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from quintet.backbones import create_tower
+from quintet.backbones.create import create_tower
+from quintet.backbones.preprocess import Preprocess
+from quintet.backbones.tower import ImageTower
 from quintet.codes import Codes
 from quintet.data.batches import ImageBatch, TextBatch
 from quintet.errors import RecipeError, suggest
@@ -63,14 +65,14 @@ def shift_counts(lengths: Tensor, places: int) -> Tensor:
     return places - lengths.clamp(max=places) + 1
 
 
-def random_starts(chances: Tensor, lengths: Tensor, places: int) -> Tensor:
-    """(n,): uniform over all shifts, where `chances` (n,) are uniform in [0, 1).
+def random_starts(position_noise: Tensor, lengths: Tensor, places: int) -> Tensor:
+    """(n,): uniform over all shifts, where `position_noise` (n,) are uniform in [0, 1).
 
     >>> random_starts(torch.tensor([0.0, 0.99, 0.5]), torch.tensor([10, 10, 40]), 32).tolist()
     [0, 22, 0]
     """
     counts = shift_counts(lengths, places)
-    return torch.minimum((chances * counts).long(), counts - 1)  # float32 may round up to the count itself
+    return torch.minimum((position_noise * counts).long(), counts - 1)  # float32 may round up to the count itself
 
 
 def place_words(tokens: Tensor, lengths: Tensor, starts: Tensor, places: int) -> Tensor:
@@ -250,15 +252,15 @@ class DualPath(nn.Module):
         self.image_input = image_encoder.image_input
 
     @property
-    def preprocess(self) -> Any:
-        """How images become pixels: the image tower's own way. Only matchers of pixels have it."""
+    def preprocess(self) -> Preprocess:
+        """How images become the input of the image tower. Only a matcher of pixels has one."""
         if not isinstance(self.image_encoder, PixelPath):
             raise AttributeError("a matcher of features takes no pixels, so it has no preprocess")
         return self.image_encoder.tower.preprocess
 
     @property
-    def random_places(self) -> bool:
-        """Whether texts are shifted at random in training, so that their batches need `chances`."""
+    def uses_position_noise(self) -> bool:
+        """Whether texts are shifted at random in training, so that their batches need `position_noise`."""
         return self.text_encoder.alignment == "shift"
 
     def encode_images(self, images: ImageBatch) -> Codes:
@@ -292,7 +294,7 @@ class PixelPath(nn.Module):
 
     image_input: Literal["pixels"] = "pixels"
 
-    def __init__(self, tower: Any, head: nn.Module, flip_test: bool) -> None:
+    def __init__(self, tower: ImageTower, head: nn.Module, flip_test: bool) -> None:
         super().__init__()
         self.tower = tower
         self.head = head
@@ -356,12 +358,12 @@ class TextPath(nn.Module):
     def _starts(self, texts: TextBatch) -> Tensor:
         if self.alignment == "left" or not self.training:
             return torch.zeros_like(texts.lengths)
-        if texts.chances is None:
+        if texts.position_noise is None:
             raise ValueError(
-                "position shift places a text by its random number, and this TextBatch has none: set chances, "
+                "position shift places a text by its random number, and this TextBatch has none: set position_noise, "
                 "(n,) in [0, 1), or encode in evaluation mode"
             )
-        return random_starts(texts.chances, texts.lengths, self.length)
+        return random_starts(texts.position_noise, texts.lengths, self.length)
 
     def _encode(self, tokens: Tensor, lengths: Tensor, starts: Tensor) -> Tensor:
         return self.head(self.cnn(place_words(tokens, lengths, starts, self.length)))

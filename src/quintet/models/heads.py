@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from quintet.backbones.onnx_text import OnnxText
-from quintet.backbones.text_encoder import pretrained_text
+from quintet.backbones.text_encoder import HuggingFaceText, pretrained_text
 from quintet.codes import Codes
 from quintet.data.batches import ImageBatch, TextBatch
 from quintet.errors import RecipeError
@@ -48,15 +48,17 @@ class Heads(nn.Module):
 
     image_input: Literal["fragments", "pixels"] = "fragments"
 
-    def __init__(self, image_head: Head, text_head: Head, text_encoder: nn.Module, embed_dim: int) -> None:
+    def __init__(
+        self, image_head: Head, text_head: Head, text_encoder: OnnxText | HuggingFaceText, embed_dim: int
+    ) -> None:
         super().__init__()
         self.image_head = image_head
         self.text_head = text_head
         self.text_encoder = text_encoder
         self.embed_dim = embed_dim
 
-    def frozen_text_encoder(self) -> nn.Module:
-        """The encoder whose word features never change, so that training may read them from a file."""
+    def frozen_text_encoder(self) -> OnnxText | HuggingFaceText:
+        """The encoder, whose word features never change, so that training may read them from a file."""
         return self.text_encoder
 
     def encode_images(self, images: ImageBatch) -> Codes:
@@ -98,7 +100,7 @@ def build_heads(
     - `dropout` is the image's; texts take less, having far fewer channels to lose.
     """
     if text == MINILM:
-        encoder: Any = OnnxText()
+        encoder: OnnxText | HuggingFaceText = OnnxText()
         if vocabulary_size > encoder.vocabulary_size:
             raise RecipeError(f"the tokenizer has {vocabulary_size} ids, {MINILM} knows {encoder.vocabulary_size}")
     else:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from quintet.backbones.text_encoder import SmallText, pretrained_text
+from quintet.backbones.text_encoder import HuggingFaceText, SmallText, pretrained_text
 from quintet.codes import Codes
 from quintet.data.batches import ImageBatch, TextBatch
 from quintet.errors import RecipeError
@@ -51,7 +51,7 @@ class MMCA(nn.Module):
         self,
         regions: RegionProjection,
         region_unit: TransformerUnit,
-        text_encoder: nn.Module,
+        text_encoder: HuggingFaceText | SmallText,
         words: nn.Module,
         sentence_cnn: TextCNN,
         cross: CrossModule | None,
@@ -79,9 +79,10 @@ class MMCA(nn.Module):
         """Whether pairs get a joint look at all."""
         return self.cross is not None and self.alpha != 0
 
-    def frozen_text_encoder(self) -> nn.Module | None:
+    def frozen_text_encoder(self) -> HuggingFaceText | None:
         """The text encoder where its word features never change, so that training may read them from a file."""
-        return self.text_encoder if getattr(self.text_encoder, "repeatable", False) else None
+        encoder = self.text_encoder
+        return encoder if isinstance(encoder, HuggingFaceText) and encoder.repeatable else None
 
     def encode_images(self, images: ImageBatch) -> Codes:
         """i0 (Eq. 5) and the regions R; mask and boxes are kept."""
@@ -197,13 +198,13 @@ def build_mmca(
     check_choice("activation", activation, Activation)
     check_choice("precision", precision, Precision)
     if text == "small":
-        text_encoder: nn.Module = SmallText(
+        text_encoder: HuggingFaceText | SmallText = SmallText(
             vocabulary_size, text_dim, layers=text_layers, heads=text_heads, dropout=0.1 if text_dropout else 0.0
         )
     else:
         settings = {"config": text_config, "pretrained": text_pretrained, "trainable": text_trainable}
         text_encoder = pretrained_text("mmca", text, "'small'", vocabulary_size, dropout=text_dropout, **settings)
-    text_width = int(text_encoder.dim)  # type: ignore[arg-type]
+    text_width = text_encoder.dim
     needs_words = cross or sentence_cnn == "projected"  # of the regions' width
     if needs_words and not project_words and text_width != embed_dim:
         raise RecipeError(

@@ -12,9 +12,10 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor, nn
 
-from quintet.backbones import create_tower
-from quintet.backbones.create import is_trained
+from quintet.backbones.create import create_tower, is_trained
+from quintet.backbones.preprocess import Preprocess
 from quintet.backbones.text_encoder import HuggingFaceText, pretrained_text
+from quintet.backbones.tower import ImageTower
 from quintet.codes import Codes
 from quintet.data.batches import ImageBatch, TextBatch
 from quintet.errors import RecipeError, suggest
@@ -41,7 +42,7 @@ class VSE(nn.Module):
 
     def __init__(
         self,
-        image_encoder: nn.Module,
+        image_encoder: FragmentEncoder | PixelEncoder,
         text_encoder: nn.Module,
         embed_dim: int,
         image_input: Literal["fragments", "pixels"] = "fragments",
@@ -53,11 +54,11 @@ class VSE(nn.Module):
         self.image_input = image_input
 
     @property
-    def preprocess(self) -> Any:
-        """How images become pixels: the image tower's own way. Only matchers of pixels have it."""
-        if self.image_input != "pixels":
+    def preprocess(self) -> Preprocess:
+        """How images become the input of the image tower. Only a matcher of pixels has one."""
+        if not isinstance(self.image_encoder, PixelEncoder):
             raise AttributeError("a matcher of features takes no pixels, so it has no preprocess")
-        return self.image_encoder.tower.preprocess  # type: ignore[union-attr]
+        return self.image_encoder.tower.preprocess
 
     def encode_images(self, images: ImageBatch) -> Codes:
         if self.image_input == "pixels":
@@ -110,7 +111,7 @@ class PixelEncoder(nn.Module):
     it does not matter who stopped the training, `trainable=False` or a stage's `freeze` patterns (`*.tower.*`).
     """
 
-    def __init__(self, tower: nn.Module, fragments: FragmentEncoder, trainable: bool) -> None:
+    def __init__(self, tower: ImageTower, fragments: FragmentEncoder, trainable: bool) -> None:
         super().__init__()
         self.tower = tower
         self.fragments = fragments

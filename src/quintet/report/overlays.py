@@ -10,6 +10,7 @@ from PIL import Image
 
 from quintet.data.images import open_image
 from quintet.errors import QuintetError
+from quintet.protocols import ShowsAttention
 from quintet.report.analysis.subject import Subject
 from quintet.report.document import image_address
 
@@ -26,12 +27,13 @@ class Overlay:
 
 
 def can_attend(subject: Subject) -> bool:
-    return callable(getattr(subject.run.matcher, "attention", None))
+    return isinstance(subject.run.matcher, ShowsAttention)
 
 
 def draw_overlays(subject: Subject, image: int, text: int, photographs: bool) -> list[Overlay]:
     """One drawing per word of a text of the split, on an image of it or, without photographs, on a plain ground."""
     images, texts = subject.member.image_codes[image], subject.member.text_codes[text]
+    assert isinstance(subject.run.matcher, ShowsAttention)
     found = subject.run.matcher.attention(images.to(subject.device), texts.to(subject.device))
     if found.boxes is None:
         raise QuintetError("the regions of these images have no boxes, so attention cannot be drawn")

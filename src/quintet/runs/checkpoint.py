@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from quintet import distributed
 from quintet.errors import QuintetError, RunError
 from quintet.files import atomic_write
+from quintet.protocols import Matcher, module_of
 
 VERSION = 1
 
@@ -88,9 +89,9 @@ def load_checkpoint(path: Path, module: nn.Module, optimizer: torch.optim.Optimi
     return metadata["state"]
 
 
-def load_weights(matcher: nn.Module, state: dict[str, Tensor], where: Path) -> None:
+def load_weights(matcher: Matcher, state: dict[str, Tensor], where: Path) -> None:
     try:
-        matcher.load_state_dict(state)
+        module_of(matcher).load_state_dict(state)
     except RuntimeError as error:
         raise RunError(f"the weights in {where} do not fit the matcher: {error}") from None
 

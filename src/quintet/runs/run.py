@@ -38,7 +38,7 @@ from quintet.data.tokenizers import Tokenizer, load_tokenizer, text_batch
 from quintet.errors import ArgumentError, QuintetError, RecipeError, RunError
 from quintet.files import read_json
 from quintet.models import MODELS, create_model
-from quintet.models.matcher import evaluation_mode
+from quintet.protocols import Matcher, evaluation_mode, preprocess_of
 from quintet.runs.checkpoint import load_tensors, load_weights
 from quintet.runs.devices import cores_for_decoding, full_precision, pick_device
 from quintet.runs.run_folder import file_checksum, find_weights, locate, read_head
@@ -99,7 +99,7 @@ class Run:
         *,
         folder: Path,
         name: str,
-        matcher: Any,
+        matcher: Matcher,
         model: dict[str, Any],
         tokenizer: Tokenizer | None,
         image_input: dict[str, Any],
@@ -155,7 +155,7 @@ class Run:
 
     def _open_view(self) -> ImageView:
         if self.image_input["kind"] == "pixels":
-            return PixelView(self.matcher.preprocess)
+            return PixelView(preprocess_of(self.matcher))
         tower = self.image_input.get("tower")
         if not tower or "checksum" not in tower:
             raise RunError(

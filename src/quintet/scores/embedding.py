@@ -9,15 +9,15 @@ from quintet.codes import Codes
 
 def dot_scores(image_codes: Codes, text_codes: Codes) -> Tensor:
     """(n_images, n_texts)."""
-    return _embedding(image_codes) @ _embedding(text_codes).T
+    return embedding_of(image_codes) @ embedding_of(text_codes).T
 
 
 def dot_score_pairs(image_codes: Codes, text_codes: Codes) -> Tensor:
     """(n,): row i against row i."""
-    return (_embedding(image_codes) * _embedding(text_codes)).sum(dim=1)
+    return (embedding_of(image_codes) * embedding_of(text_codes)).sum(dim=1)
 
 
-def _embedding(codes: Codes) -> Tensor:
+def embedding_of(codes: Codes) -> Tensor:
     if codes.embedding is None:
         raise ValueError("these Codes hold no embedding; they were made by a matcher that scores fragments")
     return codes.embedding

@@ -13,10 +13,12 @@ import torch
 from torch import Tensor
 
 from quintet.backbones.extractor import FeatureExtractor
+from quintet.backbones.preprocess import Preprocess
 from quintet.codes import Codes
 from quintet.data.batches import ImageBatch
 from quintet.data.tokenizers import Tokenizer, text_batch
 from quintet.errors import QuintetError
+from quintet.protocols import preprocess_of
 from quintet.runs.devices import pick_device
 from quintet.runs.run import Run, open_run
 from quintet.search.errors import SearchError
@@ -43,7 +45,7 @@ class View(Protocol):
 class PixelView:
     """A matcher with an image tower of its own."""
 
-    def __init__(self, preprocess: Any) -> None:
+    def __init__(self, preprocess: Preprocess) -> None:
         self.prepare = preprocess
 
     def batch(self, pixels: Tensor, sizes: Sequence[tuple[int, int]]) -> ImageBatch:
@@ -95,7 +97,7 @@ class Encoder:
         found: list[int | QuintetError] = []
         for run in self.runs:
             if run.image_input["kind"] == "pixels":
-                self.views.append(PixelView(run.matcher.preprocess))
+                self.views.append(PixelView(preprocess_of(run.matcher)))
                 found.append(len(self.views) - 1)
                 continue
             key = json.dumps(run.image_input.get("tower"), sort_keys=True)

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from quintet.codes import Codes
+from quintet.protocols import ShowsAttention
 from quintet.scores.embedding import dot_scores
 from quintet.search.encoder import Encoder
 from quintet.search.items import Kind
@@ -69,9 +70,10 @@ def _regions(
     """The attention of the first run that has one and whose regions have boxes."""
     for member, code in item.items():
         matcher = encoder.runs[member].matcher
-        if not hasattr(matcher, "attention") or code.fragments is None or code.boxes is None:
+        if not isinstance(matcher, ShowsAttention) or code.fragments is None or code.boxes is None:
             continue
         shown = matcher.attention(code.to(encoder.device), codes[member][0].to(encoder.device))
+        assert shown.boxes is not None
         tokenizer = encoder.tokenizers[member]
         marks = tokenizer.kinds().mark
         boxes, weights = shown.boxes.float().cpu().numpy(), shown.weights.float().cpu().numpy()

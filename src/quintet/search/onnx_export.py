@@ -18,7 +18,9 @@ from torch import Tensor, nn
 from quintet.data.batches import ImageBatch, TextBatch
 from quintet.files import atomic_write, read_json, write_json
 from quintet.layers.text import unpacked
+from quintet.protocols import Matcher, preprocess_of
 from quintet.runs.run import Run
+from quintet.scores.embedding import embedding_of
 from quintet.search.errors import SearchError
 from quintet.search.onnx_text_tower import export_over_onnx, is_over_onnx
 
@@ -36,30 +38,30 @@ class ExportReport:
 
 
 class ImageTowerOfFragments(nn.Module):
-    def __init__(self, matcher: Any) -> None:
+    def __init__(self, matcher: Matcher) -> None:
         super().__init__()
         self.matcher = matcher
 
     def forward(self, fragments: Tensor, real: Tensor) -> Tensor:
-        return self.matcher.encode_images(ImageBatch(fragments=fragments, mask=real)).embedding
+        return embedding_of(self.matcher.encode_images(ImageBatch(fragments=fragments, mask=real)))
 
 
 class ImageTowerOfPixels(nn.Module):
-    def __init__(self, matcher: Any) -> None:
+    def __init__(self, matcher: Matcher) -> None:
         super().__init__()
         self.matcher = matcher
 
     def forward(self, pixels: Tensor) -> Tensor:
-        return self.matcher.encode_images(ImageBatch(pixels=pixels)).embedding
+        return embedding_of(self.matcher.encode_images(ImageBatch(pixels=pixels)))
 
 
 class TextTower(nn.Module):
-    def __init__(self, matcher: Any) -> None:
+    def __init__(self, matcher: Matcher) -> None:
         super().__init__()
         self.matcher = matcher
 
     def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-        return self.matcher.encode_texts(TextBatch(tokens, lengths)).embedding
+        return embedding_of(self.matcher.encode_texts(TextBatch(tokens, lengths)))
 
 
 class PlainAttention(nn.Module):
@@ -89,7 +91,7 @@ def export_onnx(run: Run, folder: Path) -> ExportReport:
     torch, also on batches of other sizes than the one they were traced with."""
     _require_packages()
     _require_embeddings(run.matcher)
-    matcher = run.matcher.cpu().eval()
+    matcher = run.matcher.to("cpu").eval()
     files, difference, inputs = {}, {}, {}
     for name in ("images", "texts"):
         tower, axes = _tower(matcher, name)
@@ -121,7 +123,7 @@ def _require_packages() -> None:
         raise SearchError(f"exporting needs onnx and onnxruntime: `pip install 'quintet[onnx]'` ({error})") from None
 
 
-def _require_embeddings(matcher: Any) -> None:
+def _require_embeddings(matcher: Matcher) -> None:
     with torch.no_grad():
         probe = matcher.encode_texts(TextBatch.from_ids([[0]]).to(next(matcher.parameters()).device))
     if probe.embedding is None or probe.fragments is not None:
@@ -131,7 +133,7 @@ def _require_embeddings(matcher: Any) -> None:
         )
 
 
-def _exportable(matcher: Any) -> Any:
+def _exportable(matcher: Matcher) -> Matcher:
     """A copy whose attention layers keep their sizes free."""
     copy = deepcopy(matcher)
     for module in list(copy.modules()):
@@ -141,7 +143,7 @@ def _exportable(matcher: Any) -> Any:
     return copy
 
 
-def _tower(matcher: Any, name: str) -> tuple[nn.Module, dict[str, dict[int, str]]]:
+def _tower(matcher: Matcher, name: str) -> tuple[nn.Module, dict[str, dict[int, str]]]:
     """A tower, and the names of its inputs with their free axes."""
     if name == "texts":
         return TextTower(matcher).eval(), {"tokens": {0: "n", 1: "words"}, "lengths": {0: "n"}}
@@ -151,7 +153,7 @@ def _tower(matcher: Any, name: str) -> tuple[nn.Module, dict[str, dict[int, str]
     return ImageTowerOfFragments(matcher).eval(), {"fragments": free, "real": free}
 
 
-def _example(matcher: Any, run: Run, name: str, n: int, more: int) -> tuple[Tensor, ...]:
+def _example(matcher: Matcher, run: Run, name: str, n: int, more: int) -> tuple[Tensor, ...]:
     """Random input of n items; the last one is shorter than the others, so that masks matter."""
     generator = torch.Generator().manual_seed(n)
     if name == "texts":
@@ -161,7 +163,7 @@ def _example(matcher: Any, run: Run, name: str, n: int, more: int) -> tuple[Tens
         lengths[-1] = 3
         return tokens, lengths
     if matcher.image_input == "pixels":
-        return (torch.randn(n, 3, *matcher.preprocess.size, generator=generator),)
+        return (torch.randn(n, 3, *preprocess_of(matcher).size, generator=generator),)
     regions = torch.randn(n, REGIONS + more, _image_dim(run), generator=generator)
     real = torch.ones(n, REGIONS + more, dtype=torch.bool)
     real[-1, 5:] = False
@@ -236,4 +238,4 @@ def _description(run: Run, inputs: dict[str, Any], difference: dict[str, float])
 
 
 def _pixels(run: Run) -> dict[str, Any]:
-    return {"kind": "pixels", "preprocess": run.matcher.preprocess.state()}
+    return {"kind": "pixels", "preprocess": preprocess_of(run.matcher).state()}

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from quintet.backbones.onnx_text import OnnxText
 from quintet.data.batches import TextBatch
+from quintet.protocols import HasFrozenText, Matcher
+from quintet.scores.embedding import embedding_of
 
 # Writes a module as an ONNX file: the module, an example of its input, the free axes of input and output, the path.
 Export = Callable[[nn.Module, Sequence[Tensor], dict[str, dict[int, str]], dict[str, dict[int, str]], Path], None]
@@ -26,31 +27,38 @@ class _Before(nn.Module):
 
 
 class _After(nn.Module):
-    def __init__(self, matcher: Any) -> None:
+    def __init__(self, matcher: Matcher) -> None:
         super().__init__()
         self.matcher = matcher
 
     def forward(self, words: Tensor, counts: Tensor) -> Tensor:
         """(n, L, d) word features, (n,) -> (n, dim)."""
         nothing = torch.zeros(words.shape[:2], dtype=torch.int64)
-        return self.matcher.encode_texts(TextBatch(nothing, counts, words)).embedding
+        return embedding_of(self.matcher.encode_texts(TextBatch(nothing, counts, words)))
 
 
-def is_over_onnx(matcher: Any) -> bool:
-    return isinstance(getattr(matcher, "text_encoder", None), OnnxText)
+def _onnx_encoder(matcher: Matcher) -> OnnxText | None:
+    encoder = matcher.frozen_text_encoder() if isinstance(matcher, HasFrozenText) else None
+    return encoder if isinstance(encoder, OnnxText) else None
 
 
-def export_over_onnx(matcher: Any, given: Sequence[Tensor], path: Path, export: Export) -> None:
+def is_over_onnx(matcher: Matcher) -> bool:
+    return _onnx_encoder(matcher) is not None
+
+
+def export_over_onnx(matcher: Matcher, given: Sequence[Tensor], path: Path, export: Export) -> None:
     """`given`: tokens (n, L) and lengths (n,) to trace with."""
     import onnx
     from onnx import compose
 
-    encoder = compose.add_prefix(onnx.load(str(matcher.text_encoder.path)), "encoder.")
+    text_encoder = _onnx_encoder(matcher)
+    assert text_encoder is not None
+    encoder = compose.add_prefix(onnx.load(str(text_encoder.path)), "encoder.")
     inputs = [entry.name for entry in encoder.graph.input]  # ids, mask, types
     before_axes = {"tokens": TEXTS, "lengths": {0: "n"}}
     fed = dict.fromkeys(("fed_ids", "fed_mask", "fed_types"), TEXTS) | {"counts": {0: "n"}}
     parts = []
-    words = matcher.text_encoder(*given)
+    words = text_encoder(*given)
     for module, example, axes, out in (
         (_Before(), given, before_axes, fed),
         (_After(matcher), (words, given[1]), {"words": TEXTS, "after_counts": {0: "n"}}, {"embedding": {0: "n"}}),

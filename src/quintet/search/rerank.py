@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from quintet.codes import Codes
+from quintet.protocols import Matcher
 from quintet.scores.embedding import dot_scores
 
 Query = Literal["texts", "images"]
@@ -32,7 +33,7 @@ def shortlist(image_codes: Codes, text_codes: Codes, k: int, *, queries: Query =
 
 @torch.no_grad()
 def rerank(
-    matcher: Any, image_codes: Codes, text_codes: Codes, candidates: Tensor, *, queries: Query = "texts"
+    matcher: Matcher, image_codes: Codes, text_codes: Codes, candidates: Tensor, *, queries: Query = "texts"
 ) -> tuple[Tensor, Tensor]:
     """Put candidates in the order of the matcher's score.
 
@@ -56,7 +57,7 @@ def rerank(
 
 @torch.no_grad()
 def candidate_scores(
-    matcher: Any, image_codes: Codes, text_codes: Codes, candidates: Tensor, *, queries: Query = "texts"
+    matcher: Matcher, image_codes: Codes, text_codes: Codes, candidates: Tensor, *, queries: Query = "texts"
 ) -> Tensor:
     """(n_queries, K): the matcher's score of every candidate, in the order given (see `rerank`)."""
     asking, offered = _sides(image_codes, text_codes, queries)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from quintet.codes import Codes
 from quintet.errors import QuintetError
+from quintet.protocols import ShowsAttention
 from quintet.runs.run import open_run
 from quintet.search.encoder import Encoder
 from quintet.search.errors import MissingImage, SearchError, StaleIndex
@@ -167,7 +168,7 @@ class Searcher:
         }
 
     def _can_explain_regions(self) -> bool:
-        return any(hasattr(self.encoder.runs[number].matcher, "attention") for number in self._rerank)
+        return any(isinstance(self.encoder.runs[number].matcher, ShowsAttention) for number in self._rerank)
 
     def close(self) -> None:
         self._stages.close()

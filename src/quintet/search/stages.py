@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from quintet.codes import Codes
+from quintet.protocols import Matcher
 from quintet.search.generation import open_tables, place_vectors
 from quintet.search.items import KINDS, Entry, Hit, ItemTable, Kind, Place
 from quintet.search.manifest import Manifest
@@ -58,7 +58,7 @@ class Stages:
             wanted *= 2
 
     def in_order(
-        self, matchers: dict[int, Any], queries: dict[int, Codes], entries: Sequence[Entry], kind: Kind
+        self, matchers: dict[int, Matcher], queries: dict[int, Codes], entries: Sequence[Entry], kind: Kind
     ) -> list[Hit]:
         """The second stage: items by the mean score of `matchers`, best first, ties by id.
 
@@ -76,7 +76,7 @@ class Stages:
 
 @torch.no_grad()
 def score_places(
-    matchers: dict[int, Any], table: CodeTable, places: Sequence[Place], queries: dict[int, Codes], kind: Kind
+    matchers: dict[int, Matcher], table: CodeTable, places: Sequence[Place], queries: dict[int, Codes], kind: Kind
 ) -> Tensor:
     """(n,): the mean score of an ensemble for one query and these items of a kind, as `quintet evaluate` takes it.
 
@@ -92,7 +92,7 @@ def score_places(
     return torch.cat(parts)
 
 
-def _block(matcher: Any, items: Codes, query: Codes, kind: Kind) -> Tensor:
+def _block(matcher: Matcher, items: Codes, query: Codes, kind: Kind) -> Tensor:
     device = next(matcher.parameters()).device
     items, query = items.to(device), query.to(device)
     scores = matcher.score(items, query)[:, 0] if kind == "image" else matcher.score(query, items)[0]  # (n,)

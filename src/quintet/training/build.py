@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,15 @@ from quintet.errors import CorpusError, RecipeError
 from quintet.losses import OBJECTIVES
 from quintet.losses.step import Progress, Step, Term
 from quintet.models import MODELS
+from quintet.protocols import (
+    HasEmbedding,
+    KeepsRegions,
+    Matcher,
+    Phased,
+    UsesCategories,
+    UsesTextPool,
+    preprocess_of,
+)
 from quintet.training.recipe_models import AugmentRecipe, DataRecipe, Recipe, StageRecipe, TokenizerRecipe
 
 
@@ -49,20 +58,21 @@ class TrainingData:
             return {"kind": "pixels"}
         return {"kind": "features", "name": self.store.folder.name, "tower": self.store.manifest.get("tower")}
 
-    def image_source(self, matcher: Any, views: AugmentRecipe | None = None) -> ImageSource:
+    def image_source(self, matcher: Matcher, views: AugmentRecipe | None = None) -> ImageSource:
         """`views`: random views of the images, for training."""
         if self.store is not None:
             source = FeatureImages(self.store) if self.resident is None else self.resident
             return FewerRegions(source, views.regions) if views is not None and views.regions else source
         changed = views is not None and (views.crop != "none" or views.flip)
+        preprocess = preprocess_of(matcher)
         if self.images is not None:
             if views is None or not changed:
-                return self.images.plain(matcher.preprocess)
-            return self.images.random(matcher.preprocess, views.crop, views.flip)
+                return self.images.plain(preprocess)
+            return self.images.random(preprocess, views.crop, views.flip)
         change = None
         if views is not None and changed:
-            change = pixel_augmentation(matcher.preprocess, crop=views.crop, flip=views.flip)
-        return PixelImages(self.corpus, matcher.preprocess, change)
+            change = pixel_augmentation(preprocess, crop=views.crop, flip=views.flip)
+        return PixelImages(self.corpus, preprocess, change)
 
 
 def open_data(recipe: Recipe, note: Callable[[str], None]) -> TrainingData:
@@ -155,9 +165,9 @@ def complete_model(recipe: Recipe, data: TrainingData, tokenizer: Tokenizer) -> 
     return {"name": name, "arguments": MODELS.complete(name, recipe.matcher.arguments, facts)}
 
 
-def build_matcher(model: dict[str, Any], recipe: TokenizerRecipe, tokenizer: Tokenizer, seed: int) -> nn.Module:
+def build_matcher(model: dict[str, Any], recipe: TokenizerRecipe, tokenizer: Tokenizer, seed: int) -> Matcher:
     """A fresh matcher, with pretrained word vectors where the recipe names a file."""
-    matcher = MODELS.create(model["name"], **model["arguments"])
+    matcher: Matcher = MODELS.create(model["name"], **model["arguments"])
     if recipe.word_vectors is not None and recipe.vectors_start:
         if not isinstance(tokenizer, WordVocabulary):
             raise RecipeError("word_vectors go with a word vocabulary, not with word pieces")
@@ -168,7 +178,7 @@ def build_matcher(model: dict[str, Any], recipe: TokenizerRecipe, tokenizer: Tok
     return matcher
 
 
-def _word_embedding(matcher: nn.Module, size: int) -> nn.Embedding:
+def _word_embedding(matcher: Matcher, size: int) -> nn.Embedding:
     tables = [part for part in matcher.modules() if isinstance(part, nn.Embedding) and part.num_embeddings == size]
     if len(tables) != 1:
         raise RecipeError(
@@ -187,19 +197,33 @@ class Objectives(nn.Module):
     def forward(self, step: Step) -> dict[str, Term]:
         return {f"{name}.{term}": value for name, part in self.parts.items() for term, value in part(step).items()}
 
-    def phase(self, progress: Progress) -> tuple[Any, ...]:
-        """What all of its losses do by now; while it is the same, so is what a step computes."""
-        return tuple(part.phase(progress) for part in self.parts.values() if hasattr(part, "phase"))  # type: ignore[operator]
+    @property
+    def without_phase(self) -> list[str]:
+        """The losses that do not say how their computation changes over time, and so are never recorded."""
+        return [name for name, part in self.parts.items() if not isinstance(part, Phased)]
+
+    def phase(self, progress: Progress) -> Hashable:
+        """The phases of all losses. While they are the same, a step computes the same function."""
+        return tuple(part.phase(progress) for part in self.parts.values() if isinstance(part, Phased))
 
     @property
     def pool_size(self) -> int:
-        """How many texts beside the batch its losses want to choose from."""
-        return max((getattr(part, "pool_size", 0) for part in self.parts.values()), default=0)
+        """How many texts beside the batch the losses choose from."""
+        return max((part.pool_size for part in self.parts.values() if isinstance(part, UsesTextPool)), default=0)
+
+    @property
+    def categorised(self) -> list[UsesCategories]:
+        """The losses that classify pseudo-categories."""
+        parts = [part for part in self.parts.values() if isinstance(part, UsesCategories)]
+        return [part for part in parts if part.categories is not None]
 
 
-def build_objective(stage: StageRecipe, matcher: nn.Module, tokenizer: Tokenizer, data: TrainingData) -> Objectives:
+def build_objective(stage: StageRecipe, matcher: Matcher, tokenizer: Tokenizer, data: TrainingData) -> Objectives:
     facts: dict[str, Any] = {"vocabulary_size": len(tokenizer), "groups": len(data.train.groups)}
-    facts |= {key: getattr(matcher, key) for key in ("embed_dim", "region_dim") if hasattr(matcher, key)}
+    if isinstance(matcher, HasEmbedding):
+        facts["embed_dim"] = matcher.embed_dim
+    if isinstance(matcher, KeepsRegions):
+        facts["region_dim"] = matcher.region_dim
     return Objectives(
         {
             name: OBJECTIVES.create(name, **OBJECTIVES.complete(name, arguments, facts))

@@ -16,8 +16,7 @@ from quintet.data.loading import image_batches
 from quintet.data.sampling import epoch_batches
 from quintet.errors import QuintetError, RecipeError, RunError
 from quintet.files import atomic_write
-from quintet.losses.instance import InstanceObjective
-from quintet.models.matcher import evaluation_mode
+from quintet.protocols import HasImageFeatures, Matcher, evaluation_mode
 from quintet.training.build import Objectives, TrainingData
 from quintet.training.recipe_models import BatchRecipe
 
@@ -123,7 +122,7 @@ def refresh_epoch(batches: BatchRecipe, epoch: int) -> int:
 def image_clusters(
     batches: BatchRecipe,
     epoch: int,
-    matcher: Any,
+    matcher: Matcher,
     data: TrainingData,
     *,
     folder: Path,
@@ -158,7 +157,7 @@ def image_clusters(
     return labels
 
 
-def _vectors(matcher: Any, data: TrainingData, device: torch.device) -> np.ndarray:
+def _vectors(matcher: Matcher, data: TrainingData, device: torch.device) -> np.ndarray:
     """(n_images, d): the embeddings of all training images, each process encoding its share."""
     images = data.train.images
     if len(images) < distributed.world_size():
@@ -191,7 +190,7 @@ FILE = "categories.npy"
 
 def assign_categories(
     objective: Objectives,
-    matcher: Any,
+    matcher: Matcher,
     data: TrainingData,
     *,
     folder: Path,
@@ -203,13 +202,14 @@ def assign_categories(
     They come from the matcher's image features as the stage starts, are found once and kept in the stage's folder. A
     loss that goes on from an earlier stage has them already: its classifier has learned these and no others.
     """
-    for part in objective.parts.values():
-        if isinstance(part, InstanceObjective) and part.categories is not None and not part.assigned:
+    for part in objective.categorised:
+        if not part.assigned:
+            assert part.categories is not None
             part.assign(torch.from_numpy(_kept_or_found(part.categories, matcher, data, folder, seed, device)))
 
 
 def _kept_or_found(
-    count: int, matcher: Any, data: TrainingData, folder: Path, seed: tuple[int, ...], device: torch.device
+    count: int, matcher: Matcher, data: TrainingData, folder: Path, seed: tuple[int, ...], device: torch.device
 ) -> np.ndarray:
     path = folder / FILE
     if not path.is_file():
@@ -228,9 +228,9 @@ def _kept_or_found(
     return labels
 
 
-def _group_features(matcher: Any, data: TrainingData, device: torch.device) -> np.ndarray:
+def _group_features(matcher: Matcher, data: TrainingData, device: torch.device) -> np.ndarray:
     """(groups, d): what the image head is given, averaged over the images of a group; each process does its share."""
-    if not hasattr(matcher, "image_features"):
+    if not isinstance(matcher, HasImageFeatures):
         raise RecipeError("pseudo-categories need the pooled features of an image tower; use them with dual-path")
     images, groups = data.train.images, torch.from_numpy(data.train.image_groups)
     source = data.image_source(matcher)

@@ -20,10 +20,10 @@ from quintet.data.loading import load_pairs
 from quintet.data.negatives import OfflineRows, draw_offline
 from quintet.data.sampling import epoch_batches
 from quintet.errors import RecipeError, TrainingError
-from quintet.features.text_cache import split_sentences
 from quintet.files import write_json
 from quintet.layers.batchnorm import share_batchnorms
 from quintet.losses.step import Progress, Step
+from quintet.protocols import Matcher, UsesPositionNoise, module_of
 from quintet.runs.checkpoint import load_checkpoint, save_checkpoint, save_tensors
 from quintet.runs.devices import tensor_core_products
 from quintet.training.build import Objectives, TrainingData
@@ -41,6 +41,7 @@ from quintet.training.optim import (
     set_lr,
 )
 from quintet.training.recipe_models import AugmentRecipe, StageRecipe
+from quintet.training.text_cache import split_sentences
 from quintet.training.validation import check_metric, is_better, validate
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ class StageTrainer:
     def __init__(
         self,
         stage: StageRecipe,
-        matcher: nn.Module,
+        matcher: Matcher,
         objective: Objectives,
         data: TrainingData,
         tokenizer: Any,
@@ -121,7 +122,7 @@ class StageTrainer:
         self.stage, self.data, self.tokenizer, self.negatives = stage, data, tokenizer, negatives
         self.folder, self.seed, self.device, self.workers, self.display = folder, seed, device, workers, display
         self.matcher = matcher
-        self.module = nn.ModuleDict({"matcher": matcher, "objective": objective}).to(device)
+        self.module = nn.ModuleDict({"matcher": module_of(matcher), "objective": objective}).to(device)
         share_batchnorms(self.module)
         freeze(self.module, stage.freeze)
         self.frozen = frozen_modules(self.module, stage.freeze)
@@ -252,7 +253,7 @@ class StageTrainer:
             shares,
             seed=seed,
             offline=draws,
-            chances=getattr(self.matcher, "random_places", False),
+            position_noise=isinstance(self.matcher, UsesPositionNoise) and self.matcher.uses_position_noise,
             pool=partial(self._pool, self.position.batch) if self.objective.pool_size else None,
             workers=self.workers,
         ):
@@ -286,7 +287,7 @@ class StageTrainer:
         """Forward and backward pass of a batch, which is this `share` of an optimizer step."""
         half = self.stage.precision == "bfloat16"
         with torch.autocast(self.device.type, torch.bfloat16, enabled=half, cache_enabled=self.graphs is None):
-            terms = self.objective(Step(self.matcher, batch, progress, total))  # type: ignore[arg-type]
+            terms = self.objective(Step(self.matcher, batch, progress, total))
         loss = torch.zeros((), device=self.device)
         for term in terms.values():
             loss = loss + term.weight * self._reduce(term.values, share)

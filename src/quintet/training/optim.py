@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from quintet import distributed
 from quintet.errors import RecipeError
+from quintet.layers.batchnorm import BATCH_NORMS
 from quintet.training.recipe_models import OptimizerRecipe, ScheduleRecipe
 
 
@@ -40,8 +41,8 @@ def frozen_modules(module: nn.Module, patterns: Iterable[str]) -> list[nn.Module
 def hold_statistics(modules: Iterable[nn.Module]) -> None:
     """Let BatchNorms normalise with the batch's statistics in training without moving the ones they keep."""
     for part in (inner for module in modules for inner in module.modules()):
-        if hasattr(part, "running_mean"):
-            part.momentum = 0.0  # type: ignore[assignment]
+        if isinstance(part, BATCH_NORMS):
+            part.momentum = 0.0
 
 
 def clip_gradients(parameters: Sequence[nn.Parameter], largest: float) -> Tensor:

@@ -15,6 +15,7 @@ from quintet.errors import RecipeError, RunError, suggest
 from quintet.files import read_json, write_text
 from quintet.mining.run import mine_run
 from quintet.models import MODELS
+from quintet.protocols import Matcher, module_of
 from quintet.runs.checkpoint import load_tensors, load_weights
 from quintet.runs.devices import pick_device
 from quintet.runs.run import open_run
@@ -42,7 +43,7 @@ from quintet.training.validation import check_metric
 
 def check_stages(recipe: Recipe, model: dict[str, Any], tokenizer: Tokenizer, data: TrainingData) -> None:
     """Build what each stage names, once, and throw it away: a slip in the last stage is told before the first runs."""
-    matcher = MODELS.create(model["name"], **model["arguments"])
+    matcher: Matcher = MODELS.create(model["name"], **model["arguments"])
     if recipe.data.augment.words:
         tokenizer.kinds()  # a vocabulary without a mask is told now
     trainable = {parameter: parameter.requires_grad for parameter in matcher.parameters()}
@@ -53,10 +54,9 @@ def check_stages(recipe: Recipe, model: dict[str, Any], tokenizer: Tokenizer, da
             _check_source(f"stage {stage.name!r}: negatives.from", stage.negatives.source, earlier)
         check_metric(stage.select)
         objective = build_objective(stage, matcher, tokenizer, data)
-        wants_categories = any(getattr(part, "categories", None) for part in objective.parts.values())
-        if stage.batches.kind == "neighbours" or wants_categories:
+        if stage.batches.kind == "neighbours" or objective.categorised:
             require_clustering()
-        module = nn.ModuleDict({"matcher": matcher, "objective": objective})
+        module = nn.ModuleDict({"matcher": module_of(matcher), "objective": objective})
         freeze(module, stage.freeze)
         make_optimizer(module, stage.optimizer)
         for parameter, wanted in trainable.items():

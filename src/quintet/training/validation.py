@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from quintet import distributed
@@ -13,6 +11,7 @@ from quintet.errors import CorpusError, RecipeError, suggest
 from quintet.evaluation.evaluator import encode_split, evaluate_members
 from quintet.evaluation.metrics import retrieval_metrics
 from quintet.evaluation.scoring import Member
+from quintet.protocols import Matcher
 from quintet.training.build import TrainingData
 
 BATCH = 128
@@ -37,7 +36,7 @@ def is_better(name: str, value: float, best: float | None) -> bool:
 
 
 def validate(
-    matcher: Any, data: TrainingData, source: ImageSource, sentences: TokenizedTexts, device: torch.device
+    matcher: Matcher, data: TrainingData, source: ImageSource, sentences: TokenizedTexts, device: torch.device
 ) -> dict[str, float]:
     """The metrics of the validation split, whose images `source` has and whose texts `texts` are.
 

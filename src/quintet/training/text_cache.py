@@ -6,11 +6,9 @@ import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from quintet import distributed
 from quintet.backbones.weights import weights_checksum
@@ -19,6 +17,7 @@ from quintet.data.feature_store import WordFeatures, write_word_features
 from quintet.data.loading import TokenizedTexts, text_batches
 from quintet.data.tokenizers import Tokenizer
 from quintet.errors import RecipeError
+from quintet.protocols import HasFrozenText, Matcher, TextEncoder, module_of
 from quintet.training.build import TrainingData, texts_of
 from quintet.training.recipe_models import AugmentRecipe
 
@@ -29,7 +28,7 @@ def split_sentences(
     data: TrainingData,
     split: Split,
     tokenizer: Tokenizer,
-    matcher: Any,
+    matcher: Matcher,
     device: torch.device,
     views: AugmentRecipe | None = None,
 ) -> TokenizedTexts:
@@ -37,7 +36,7 @@ def split_sentences(
     sentences = texts_of(tokenizer, split, views)
     if data.text_cache == "none":
         return sentences
-    encoder = matcher.frozen_text_encoder() if hasattr(matcher, "frozen_text_encoder") else None
+    encoder = matcher.frozen_text_encoder() if isinstance(matcher, HasFrozenText) else None
     if encoder is None:
         raise RecipeError(
             f"data.text_cache={data.text_cache} keeps the outputs of a frozen text encoder, and this matcher has none "
@@ -52,9 +51,9 @@ def split_sentences(
     return sentences
 
 
-def _fingerprint(encoder: nn.Module, tokenizer: Tokenizer, split: Split, dtype: str) -> str:
+def _fingerprint(encoder: TextEncoder, tokenizer: Tokenizer, split: Split, dtype: str) -> str:
     """Different as soon as any feature could be: other weights, other word pieces, other texts, another type."""
-    digest = hashlib.sha256(f"{weights_checksum(encoder)} {dtype}\n".encode())
+    digest = hashlib.sha256(f"{weights_checksum(module_of(encoder))} {dtype}\n".encode())
     digest.update(json.dumps(tokenizer.state(), sort_keys=True).encode())
     for text in split.texts:
         digest.update(json.dumps([text.id, text.text]).encode())
@@ -62,13 +61,15 @@ def _fingerprint(encoder: nn.Module, tokenizer: Tokenizer, split: Split, dtype: 
 
 
 @torch.no_grad()
-def _write(folder: Path, sentences: TokenizedTexts, encoder: Any, dtype: str, key: str, device: torch.device) -> None:
+def _write(
+    folder: Path, sentences: TokenizedTexts, encoder: TextEncoder, dtype: str, key: str, device: torch.device
+) -> None:
     def parts() -> Iterator[np.ndarray]:
         for batch in text_batches(sentences, BATCH):
             words = encoder(batch.tokens.to(device), batch.lengths.to(device))  # (n, L, dim)
             yield words.float().cpu()[batch.real()].numpy()  # (words of the batch, dim)
 
-    facts = {"encoder": getattr(encoder, "name", type(encoder).__name__), "fingerprint": key}
+    facts = {"encoder": encoder.name, "fingerprint": key}
     with torch.autocast(device.type, enabled=False):
         write_word_features(
             folder,

@@ -1,0 +1,208 @@
+"""What a matcher and a loss are, and what some of them can do besides: every ability has a name here.
+
+A caller asks for an ability by its name, and never for a class or an attribute:
+
+>>> from quintet.models import create_model
+>>> matcher = create_model("scan", image_dim=8, vocabulary_size=10, embed_dim=4, word_dim=4)
+>>> isinstance(matcher, Matcher), isinstance(matcher, ShowsAttention), isinstance(matcher, HasFrozenText)
+(True, True, False)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from quintet.backbones.preprocess import Preprocess
+from quintet.codes import Codes
+from quintet.data.batches import ImageBatch, TextBatch
+from quintet.scores.attention_map import AttentionMap
+
+if TYPE_CHECKING:
+    from quintet.losses.step import Progress, Step, Term
+
+
+@runtime_checkable
+class Matcher(Protocol):
+    """An `nn.Module` that encodes images and texts, then scores pairs of codes.
+
+    Losses, mining, evaluation, ensembles, search and benchmarks are written against this and nothing else.
+    """
+
+    @property
+    def image_input(self) -> Literal["fragments", "pixels"]:
+        """What `encode_images` reads from its batch. A matcher of pixels also is a `ReadsPixels`."""
+        ...
+
+    def encode_images(self, images: ImageBatch) -> Codes:
+        """n images -> n rows of Codes."""
+        ...
+
+    def encode_texts(self, texts: TextBatch) -> Codes:
+        """n texts -> n rows of Codes."""
+        ...
+
+    def score(self, image_codes: Codes, text_codes: Codes) -> Tensor:
+        """(n_images, n_texts): every image against every text."""
+        ...
+
+    def score_pairs(self, image_codes: Codes, text_codes: Codes) -> Tensor:
+        """(n,): row i against row i."""
+        ...
+
+    # What callers use of `nn.Module`.
+    def modules(self) -> Iterator[nn.Module]: ...
+    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def to(self, device: torch.device | str) -> Self: ...
+    def eval(self) -> Self: ...
+
+
+# Optional abilities of matchers.
+
+
+@runtime_checkable
+class ReadsPixels(Protocol):
+    """Has an image tower of its own (`image_input` is "pixels")."""
+
+    @property
+    def preprocess(self) -> Preprocess:
+        """From an image to the tower's input."""
+        ...
+
+
+class TextEncoder(Protocol):
+    """Texts to features of their words."""
+
+    dim: int
+    name: str
+
+    def __call__(self, tokens: Tensor, lengths: Tensor) -> Tensor:
+        """(n, L) ids, (n,) lengths -> (n, L, dim)."""
+        ...
+
+
+@runtime_checkable
+class HasFrozenText(Protocol):
+    """May have a frozen text encoder, whose word features training can compute once and read from a file."""
+
+    def frozen_text_encoder(self) -> TextEncoder | None:
+        """None: the encoder is trained, or its dropout is on."""
+        ...
+
+
+@runtime_checkable
+class ShowsAttention(Protocol):
+    """Can say which regions each word attends to."""
+
+    def attention(self, image_code: Codes, text_code: Codes) -> AttentionMap:
+        """Codes of one image and of one text."""
+        ...
+
+
+@runtime_checkable
+class UsesPositionNoise(Protocol):
+    """May place texts at random positions in training; its batches then carry `TextBatch.position_noise`."""
+
+    @property
+    def uses_position_noise(self) -> bool: ...
+
+
+@runtime_checkable
+class HasImageFeatures(Protocol):
+    """Pools the output of an image tower before its own layers; pseudo-categories are clusters of that."""
+
+    def image_features(self, images: ImageBatch) -> Tensor:
+        """n images -> (n, channels)."""
+        ...
+
+
+@runtime_checkable
+class HasEmbedding(Protocol):
+    """Gives every item one vector. Losses with an `embed_dim` argument are told its size."""
+
+    embed_dim: int
+
+
+@runtime_checkable
+class KeepsRegions(Protocol):
+    """Keeps fragments in the Codes of images in training. Losses with a `region_dim` argument are told their size."""
+
+    region_dim: int
+
+
+# Losses.
+
+
+class Objective(Protocol):
+    """An `nn.Module` that computes the named terms of a loss from a training step."""
+
+    def __call__(self, step: Step) -> dict[str, Term]: ...
+
+
+# Optional abilities of losses.
+
+
+@runtime_checkable
+class Phased(Protocol):
+    """Declares how its computation changes over time. Only such a loss may be replayed from a CUDA graph.
+
+    While `phase` gives the same value, `forward` computes the same function of batch and weights. `forward` asks for
+    the phase with `step.phase_of(self)` and reads `step.progress` nowhere else. A loss that never changes returns None.
+    """
+
+    def phase(self, progress: Progress) -> Hashable: ...
+
+
+@runtime_checkable
+class UsesTextPool(Protocol):
+    """Compares images with random training texts beside the batch (`PairBatch.pool`)."""
+
+    pool_size: int  # how many texts; 0: none
+
+
+@runtime_checkable
+class UsesCategories(Protocol):
+    """May classify pseudo-categories, which the trainer finds before the stage starts."""
+
+    categories: int | None  # how many; None: none are needed
+
+    @property
+    def assigned(self) -> bool:
+        """Whether every training group has its category."""
+        ...
+
+    def assign(self, categories: Tensor) -> None:
+        """(groups,): the category of every training group."""
+        ...
+
+
+def preprocess_of(matcher: Matcher) -> Preprocess:
+    """How images become the input of a matcher that reads pixels."""
+    if matcher.image_input != "pixels" or not isinstance(matcher, ReadsPixels):
+        raise TypeError(f"{type(matcher).__name__} reads features, not pixels, so it has no preprocess")
+    return matcher.preprocess
+
+
+def module_of(part: Matcher | Objective | TextEncoder) -> nn.Module:
+    """The matcher, loss or encoder as the `nn.Module` it must be."""
+    if not isinstance(part, nn.Module):
+        raise TypeError(f"{type(part).__name__} must be an nn.Module")
+    return part
+
+
+@contextmanager
+def evaluation_mode(matcher: Matcher) -> Iterator[None]:
+    """Evaluation mode, then every module back in the mode it was in (parts kept frozen stay frozen)."""
+    modes = [(module, module.training) for module in matcher.modules()] if isinstance(matcher, nn.Module) else []
+    for module, _ in modes:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
