@@ -21,7 +21,7 @@ ABILITIES = {
     "scan": {"ShowsAttention"},
     "bfan": {"ShowsAttention"},
     "vsrn": {"HasEmbedding", "KeepsRegions"},
-    "mmca": {"HasFrozenText", "ShowsAttention"},
+    "mmca": {"HasEmbedding", "HasFrozenText", "ShowsAttention"},
     "hrem": {"HasEmbedding", "KeepsRegions"},
     "dual-path": {"HasEmbedding", "HasImageFeatures", "UsesPositionNoise"},
     "heads": {"HasEmbedding", "HasFrozenText"},

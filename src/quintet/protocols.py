@@ -125,14 +125,16 @@ class HasImageFeatures(Protocol):
 class HasEmbedding(Protocol):
     """Gives every item one vector. Losses with an `embed_dim` argument are told its size."""
 
-    embed_dim: int
+    @property
+    def embed_dim(self) -> int: ...
 
 
 @runtime_checkable
 class KeepsRegions(Protocol):
     """Keeps fragments in the Codes of images in training. Losses with a `region_dim` argument are told their size."""
 
-    region_dim: int
+    @property
+    def region_dim(self) -> int: ...
 
 
 # Losses.
