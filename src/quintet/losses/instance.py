@@ -129,8 +129,8 @@ class InstanceObjective(nn.Module):
 
     @property
     def assigned(self) -> bool:
-        """Whether every group has its pseudo-category."""
-        return bool((self.class_of_group >= 0).all())
+        """Whether every group has its pseudo-category, where they are used."""
+        return self.categories is None or bool((self.class_of_group >= 0).all())
 
     def assign(self, categories: Tensor) -> None:
         """Set the pseudo-category of every group, (groups,)."""

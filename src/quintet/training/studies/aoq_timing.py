@@ -14,6 +14,7 @@ from quintet.data.negatives import OfflineRows
 from quintet.data.sampling import epoch_batches
 from quintet.data.tokenizers import Tokenizer, load_tokenizer
 from quintet.evaluation.loss_timing import time_losses
+from quintet.protocols import Matcher
 from quintet.runs.run import open_run
 from quintet.training.build import Objectives, TrainingData, build_objective, open_data, texts_of
 from quintet.training.recipe_models import Recipe, StageRecipe
@@ -37,7 +38,7 @@ def time_batches(trained: Trained, first: str, labels: Mapping[str, str], repeat
     return [row | {"label": labels[row["loss"]]} for row in rows]
 
 
-def timing_batch(recipe: Recipe, data: TrainingData, tokenizer: Tokenizer, matcher: Any) -> PairBatch:
+def timing_batch(recipe: Recipe, data: TrainingData, tokenizer: Tokenizer, matcher: Matcher) -> PairBatch:
     """The first batch that a recipe trains on, with negatives from anywhere in the split."""
     batches = recipe.stages[-1].batches
     pairs = epoch_batches(data.train, batches.size, seed=(recipe.seed, 0, 0), per=batches.per)[0]
