@@ -163,7 +163,8 @@ def result_files(options: argparse.Namespace) -> list[tuple[str, Path]]:
 
 
 def draw(rows: list[dict[str, Any]], labels: dict[str, str], path: Path) -> None:
-    from quintet.report.figures import draw_accuracy_against_speed, save_figure
+    from quintet.report.analysis.speed import draw_accuracy_against_speed
+    from quintet.report.figures import save_figure
 
     shown = [row for row in rows if row.get("accuracy") and "pairs_per_second" in row]
     if not shown:

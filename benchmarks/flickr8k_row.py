@@ -18,7 +18,6 @@ import torch
 from flickr8k_grid import GRIDS, SERIES, STUDY_OPTIONS, Row
 from quintet.data.corpus import Corpus, Split
 from quintet.errors import QuintetError
-from quintet.evaluation.distributions import split_similarities
 from quintet.evaluation.evaluator import encode_split, evaluate_members
 from quintet.evaluation.human_agreement import human_agreement, judged_pairs, pair_scores, read_expert_annotations
 from quintet.evaluation.metrics import CUTS
@@ -27,6 +26,7 @@ from quintet.evaluation.result import provenance
 from quintet.evaluation.scoring import Member
 from quintet.files import read_json, write_json
 from quintet.mining.run import mine_run
+from quintet.report.analysis.distributions import split_similarities
 from quintet.runs.devices import pick_device
 from quintet.runs.run import Run, open_run
 from quintet.runs.run_folder import read_head

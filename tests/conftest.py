@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from quintet.data.corpus import Corpus, Image, Text
+from quintet.data.corpus import Corpus, Image, Split, Text
 from quintet.data.feature_store import Part, write_manifest
 
 
@@ -88,3 +88,14 @@ def tiny_recipe(tiny_corpus: Path) -> dict[str, Any]:
     recipe = copy.deepcopy(TINY_RECIPE)
     recipe["data"]["corpus"] = str(tiny_corpus)
     return recipe
+
+
+@pytest.fixture(scope="session")
+def make_split() -> Callable[..., Split]:
+    def make(image_groups: Sequence[int], text_groups: Sequence[int], name: str = "test") -> Split:
+        images = [Image(f"i{row}", str(group)) for row, group in enumerate(image_groups)]
+        texts = [Text(f"t{row}", str(group), f"text {row}") for row, group in enumerate(text_groups)]
+        groups = [str(group) for group in dict.fromkeys(image_groups)]
+        return Corpus("small", images, texts, {name: groups}).split(name)
+
+    return make

@@ -36,11 +36,11 @@ def test_figures_and_numbers_of_a_run_on_its_own_corpus(run: Path, tmp_path: Pat
     shown = call(run, "-o", tmp_path / "out", "--samples", 4, "--png").stdout
     assert "tiny: S 0." in shown
     assert "mean correlation of different images" in shown
-    assert "errors: not made: no stage of tiny logged" in shown
+    assert "errors: skipped: no stage of tiny logged" in shown
     stored = json.loads((tmp_path / "out" / "distributions.json").read_text())
     assert f"S {stored['runs']['tiny']['S']:.4f}" in shown
     assert stored["figures"] == ["distributions.svg", "distributions.png"]
-    assert len(json.loads((tmp_path / "out" / "words.json").read_text())["runs"]["tiny"]["sentences"]) == 4
+    assert len(json.loads((tmp_path / "out" / "words.json").read_text())["runs"]["tiny"]["texts"]) == 4
 
 
 def test_chosen_kinds_of_two_runs_as_json(run: Path, tiny_corpus: Path, tmp_path: Path) -> None:

@@ -109,7 +109,7 @@ def test_explanations_are_printed_and_drawn(place: Path, tmp_path: Path) -> None
     said = call("search", place / "index", "a red dog", "--explain", "--sheet", sheet, "-k", 2).stdout
     assert "red +" in said or "red -" in said
     page = sheet.read_text()
-    assert page.count("where red looks") == 2
+    assert page.count("attention of red") == 2
     assert page.count("data:image/") >= 2 + 2 * 3
     assert "http" not in page.replace("http-equiv", "")
 

@@ -1,4 +1,4 @@
-"""Fixtures: the plain twin of the metrics (sort every list, pessimistic ties, pure Python) and small splits."""
+"""Fixtures: the plain twin of the metrics (sort every list, pessimistic ties, pure Python)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import statistics
 from collections.abc import Callable, Sequence
 
 import pytest
-
-from quintet.data.corpus import Corpus, Image, Split, Text
 
 
 def sorted_relevance(scores: Sequence[float], relevant: Sequence[bool]) -> list[bool]:
@@ -50,14 +48,3 @@ def plain_metrics(
 @pytest.fixture(scope="session")
 def plain() -> Callable[..., dict[str, float]]:
     return plain_metrics
-
-
-@pytest.fixture(scope="session")
-def make_split() -> Callable[..., Split]:
-    def make(image_groups: Sequence[int], text_groups: Sequence[int], name: str = "test") -> Split:
-        images = [Image(f"i{row}", str(group)) for row, group in enumerate(image_groups)]
-        texts = [Text(f"t{row}", str(group), f"text {row}") for row, group in enumerate(text_groups)]
-        groups = [str(group) for group in dict.fromkeys(image_groups)]
-        return Corpus("small", images, texts, {name: groups}).split(name)
-
-    return make

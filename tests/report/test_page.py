@@ -10,8 +10,7 @@ import pytest
 from PIL import Image
 
 from quintet.errors import ImageError
-from quintet.report.document import THUMBNAIL
-from quintet.report.page import Hit, QueryResult, metrics_table_html, write_search_page
+from quintet.report.page import THUMBNAIL, Hit, QueryResult, metrics_table_html, write_search_page
 
 
 class Reader(HTMLParser):
@@ -62,9 +61,9 @@ def test_page_shows_queries_images_and_the_right_one(tmp_path: Path, image: Path
     reader = read(page(tmp_path, [QueryResult("a star", hits), QueryResult("no such", hits[:1])]))
     assert [tag["alt"] for tag in reader.all("img")] == ["a red star", "two red stars", "a red star"]
     assert len(reader.all("section")) == 2
-    assert reader.text.count("✓ right") == 1  # by a word and a sign, not by colour alone
-    assert "The right image is at rank 2." in reader.text
-    assert "The right image is not among the first 1." in reader.text
+    assert reader.text.count("✓ correct") == 1  # by a word and a sign, not by colour alone
+    assert "The correct image is at rank 2." in reader.text
+    assert "The correct image is not among the first 1." in reader.text
     assert "0.512" in reader.text
 
 

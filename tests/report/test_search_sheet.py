@@ -25,7 +25,7 @@ def test_results_explanations_and_missing_images_are_shown(tmp_path: Path) -> No
     page = (tmp_path / "sheet.html").read_text()
     assert "a &lt;dog&gt;" in page
     assert "a text &amp; more" in page
-    assert page.count("data:image/") == 3  # the result, where the word looks, the image that was asked with
+    assert page.count("data:image/") == 3  # the result, the attention of its word, the query image
     assert "not an image" in page
-    assert "Nothing was found." in page
-    assert "where dog looks" in page
+    assert "No results." in page
+    assert "attention of dog" in page

@@ -1,14 +1,53 @@
-"""A small web page with example searches: one file, images inside it, nothing fetched from anywhere."""
+"""Self-contained web pages: one HTML file that fetches nothing, for desktop and mobile, dark mode and print.
+
+`document` makes a page of HTML and CSS, `thumbnail` puts an image into it, and `write_search_page` writes a page of
+example searches.
+"""
 
 from __future__ import annotations
 
+import base64
+import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 
+from PIL import Image
+
+from quintet.data.images import open_image
 from quintet.files import write_text
-from quintet.report.document import document, thumbnail
+
+THUMBNAIL = 224  # pixels of the longer side
+
+
+def document(title: str, body: str, style: str) -> str:
+    """The HTML of a whole page; `title` is plain text, `body` and `style` are HTML and CSS."""
+    return _PAGE.format(title=escape(title), body=body, style=style)
+
+
+def thumbnail(path: Path | str) -> str:
+    """An image file as a data URL: small images as PNG, which keeps drawings crisp, larger ones as JPEG."""
+    image = open_image(path)
+    small = max(image.size) <= THUMBNAIL
+    if not small:
+        image.thumbnail((THUMBNAIL, THUMBNAIL), Image.Resampling.LANCZOS)
+    return image_address(image, "PNG" if small else "JPEG")
+
+
+def image_address(image: Image.Image, form: str = "JPEG") -> str:
+    """An image as a data URL.
+
+    >>> image_address(Image.new("RGB", (1, 1)), "PNG")[:22]
+    'data:image/png;base64,'
+    """
+    buffer = io.BytesIO()
+    image.save(buffer, format=form, **({"quality": 85} if form == "JPEG" else {"optimize": True}))
+    return data_address(f"image/{form.lower()}", buffer.getvalue())
+
+
+def data_address(kind: str, content: bytes) -> str:
+    return f"data:{kind};base64,{base64.b64encode(content).decode('ascii')}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +55,7 @@ class Hit:
     image_path: Path
     score: float
     caption: str
-    right: bool  # whether this is an answer that was looked for
+    right: bool  # whether this is a correct result
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +69,8 @@ def write_search_page(
 ) -> None:
     """Write a self-contained page of searches with their best images.
 
-    `title`, `intro`, queries and captions are plain text and are escaped; `above` is HTML that stands before the
-    searches, such as `metrics_table_html` makes.
+    `title`, `intro`, queries and captions are plain text and are escaped; `above` is HTML that precedes the searches,
+    such as the output of `metrics_table_html`.
     """
     lead = f'<p class="intro">{escape(intro)}</p>' if intro else ""
     sections = "\n".join(_section(query) for query in queries)
@@ -39,7 +78,7 @@ def write_search_page(
 
 
 def metrics_table_html(rows: Sequence[Mapping[str, object]], caption: str = "Results") -> str:
-    """A table of results: one row each, the columns named by the keys of the first; the first column names the row.
+    """A table with a row per result. The keys of the first result name the columns; the first column names the row.
 
     >>> table = metrics_table_html([{"run": "chance", "R@1": 0.5}, {"run": "trained", "R@1": 31.25}])
     >>> '<th scope="row">trained</th><td>31.2</td>' in table
@@ -68,17 +107,17 @@ def _shown(value: object) -> str:
 def _section(result: QueryResult) -> str:
     ranks = [rank for rank, hit in enumerate(result.hits, 1) if hit.right]
     if not result.hits:
-        note = "Nothing was found."
+        note = "No results."
     elif ranks:
-        note = f"The right image is at rank {ranks[0]}."
+        note = f"The correct image is at rank {ranks[0]}."
     else:
-        note = f"The right image is not among the first {len(result.hits)}."
+        note = f"The correct image is not among the first {len(result.hits)}."
     cards = "\n".join(_card(rank, hit) for rank, hit in enumerate(result.hits, 1))
     return f"<section>\n<h2>{escape(result.query)}</h2>\n<p>{note}</p>\n<ol>\n{cards}\n</ol>\n</section>"
 
 
 def _card(rank: int, hit: Hit) -> str:
-    mark = '<span class="mark">✓ right</span>' if hit.right else ""
+    mark = '<span class="mark">✓ correct</span>' if hit.right else ""
     return (
         f"<li{' class=right' if hit.right else ''}><figure>"
         f'<img src="{thumbnail(hit.image_path)}" alt="{escape(hit.caption)}">'
@@ -126,4 +165,25 @@ tr > :first-child { text-align: left; }
 tbody th { font-weight: 600; }
 .wide tbody th { position: sticky; left: 0; background: var(--card); white-space: normal; max-width: 45vw;
   overflow-wrap: break-word; }
+"""
+
+# The content security policy makes the browser refuse whatever is not in this file.
+_PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
+<meta name="color-scheme" content="light dark">
+<link rel="icon" href="data:,">
+<title>{title}</title>
+<style>{style}</style>
+</head>
+<body>
+<main>
+<h1>{title}</h1>
+{body}
+</main>
+</body>
+</html>
 """

@@ -1,4 +1,4 @@
-"""A page of search results: one file, images inside it, what matched and why."""
+"""A self-contained page of search results, with images and explanations."""
 
 from __future__ import annotations
 
@@ -12,40 +12,41 @@ from PIL import Image
 from quintet.data.images import open_image
 from quintet.errors import ImageError
 from quintet.files import write_text
-from quintet.report.document import document, image_address, thumbnail
-from quintet.report.overlays import lit
-from quintet.report.page import STYLE
+from quintet.report.overlays import SIZE, highlight
+from quintet.report.page import STYLE, document, image_address, thumbnail
 from quintet.search.explain import Explanation
-
-OVERLAY = 168  # pixels of the longer side of a drawing
 
 
 @dataclass(frozen=True)
 class Result:
-    """One found image or text."""
+    """One image or text that was found."""
 
     score: float
-    image: Path | None  # None: a text, or an image that is gone
+    image: Path | None  # None: a text, or an image file that no longer exists
     caption: str
     explanation: Explanation | None = None
 
 
 @dataclass(frozen=True)
 class Answers:
-    query: str  # the text, or the name of the image that was asked with
+    query: str  # the text, or the name of the query image
     results: Sequence[Result]  # best first
-    image: Path | None = None  # that was asked with
+    image: Path | None = None  # the query image
 
 
 def write_search_sheet(path: Path, answers: Sequence[Answers]) -> None:
-    """Everything is escaped; nothing is fetched."""
+    """Write the page to `path`; all texts are escaped, nothing is fetched."""
     write_text(path, document("Search results", "\n".join(map(_section, answers)), STYLE + _STYLE))
 
 
 def _section(answers: Answers) -> str:
-    asked = "" if answers.image is None else f'<p><img class="asked" src="{thumbnail(answers.image)}" alt="asked"></p>'
+    asked = (
+        ""
+        if answers.image is None
+        else f'<p><img class="asked" src="{thumbnail(answers.image)}" alt="query image"></p>'
+    )
     cards = "\n".join(_card(rank, result) for rank, result in enumerate(answers.results, 1))
-    found = f"<ol>\n{cards}\n</ol>" if answers.results else "<p>Nothing was found.</p>"
+    found = f"<ol>\n{cards}\n</ol>" if answers.results else "<p>No results.</p>"
     return f"<section>\n<h2>{escape(answers.query[:300])}</h2>\n{asked}{found}\n</section>"
 
 
@@ -54,7 +55,7 @@ def _card(rank: int, result: Result) -> str:
     if image is not None:
         try:
             shown = f'<img src="{thumbnail(image)}" alt="{escape(result.caption)}">'
-        except ImageError as error:  # gone or damaged since it was indexed: the other results are still good
+        except ImageError as error:  # removed or damaged after indexing: the other results are still valid
             shown, image = f"<p>{escape(str(error))}</p>", None
     facts = f'<span class="facts"><b>{rank}</b> <span class="score">{result.score:.3f}</span></span>'
     why = "" if result.explanation is None else _why(result.explanation, image)
@@ -64,7 +65,7 @@ def _card(rank: int, result: Result) -> str:
 
 
 def _why(explanation: Explanation, image: Path | None) -> str:
-    """Words as dark as they mattered, and the image as each of them sees it."""
+    """The words with an opacity by their weight, and the attention of each on the image."""
     top = max((abs(word.weight) for word in explanation.words), default=0) or 1
     words = " ".join(
         f'<span style="opacity:{0.35 + 0.65 * max(word.weight, 0) / top:.2f}" title="{word.weight:+.3f}">'
@@ -73,14 +74,14 @@ def _why(explanation: Explanation, image: Path | None) -> str:
     )
     if explanation.regions is None or image is None:
         return f'<p class="words">{words}</p>'
-    ground = open_image(image)
-    ground.thumbnail((OVERLAY, OVERLAY), Image.Resampling.LANCZOS)
+    background = open_image(image)
+    background.thumbnail((SIZE, SIZE), Image.Resampling.LANCZOS)
     drawn = "".join(
-        f'<figure><img src="{image_address(lit(ground, region.weights, region.boxes))}" alt="where '
-        f'{escape(region.word)} looks"><figcaption>{escape(region.word)}</figcaption></figure>'
+        f'<figure><img src="{image_address(highlight(background, region.weights, region.boxes))}" alt="attention of '
+        f'{escape(region.word)}"><figcaption>{escape(region.word)}</figcaption></figure>'
         for region in explanation.regions
     )
-    return f'<p class="words">{words}</p><details><summary>where each word looks</summary><div>{drawn}</div></details>'
+    return f'<p class="words">{words}</p><details><summary>attention of each word</summary><div>{drawn}</div></details>'
 
 
 _STYLE = """

@@ -1,4 +1,4 @@
-"""The parts of the report page, each from the material to HTML. A part that a run has nothing for says why."""
+"""The sections of the report page, each made from the material. A section that does not apply says why."""
 
 from __future__ import annotations
 
@@ -6,24 +6,38 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING
 
 from quintet.errors import QuintetError
 from quintet.evaluation.human_agreement import Agreement
-from quintet.report.analysis import ANALYSES
-from quintet.report.document import data_address
-from quintet.report.figures import draw_accuracy_against_speed, panel_images, save_figure
-from quintet.report.gallery import Showing, galleries_html, overlays_html
-from quintet.report.measure import Material
+from quintet.evaluation.metrics import DIRECTIONS, RECALLS
+from quintet.evaluation.ranks import ScoreBlock
+from quintet.evaluation.result import Result
+from quintet.report.analysis import ANALYSES, Subject
+from quintet.report.analysis.speed import draw_accuracy_against_speed
+from quintet.report.figures import DIRECTION_NAMES, panel_images, save_figure
+from quintet.report.gallery import (
+    Direction,
+    Retrieval,
+    Showing,
+    choose_examples,
+    choose_failures,
+    galleries_html,
+    overlays_html,
+    retrieve,
+)
+from quintet.report.material import Material
 from quintet.report.overlays import can_attend, draw_overlays
-from quintet.report.page import metrics_table_html
-from quintet.report.results_table import WORDS, results_html
-from quintet.report.retrievals import Retrieval, choose_examples, choose_failures, retrieve
+from quintet.report.page import data_address, metrics_table_html
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 TEXTS = "words"  # figures whose names start so show whole texts of the corpus
 OVERLAID = 4  # pairs whose attention is drawn
+GALLERIES: tuple[Direction, ...] = ("t2i", "i2t")
+HEADINGS = {"r1": "R@1", "r5": "R@5", "r10": "R@10", "medr": "MedR"}
+COLUMNS = [f"{direction}_{name}" for direction in DIRECTIONS for name in HEADINGS]
 
 
 @dataclass(frozen=True)
@@ -33,8 +47,8 @@ class Section:
     html: str
 
 
-def figures_html(figures: Mapping[str, Any], folder: Path, photographs: bool) -> str:
-    """Figures as files; inside the page their panels, which make room for each other on a phone."""
+def figures_html(figures: Mapping[str, Figure], folder: Path, photographs: bool) -> str:
+    """Save the figures as files, and show their panels on the page, where they wrap on a narrow screen."""
     parts = []
     for name, figure in figures.items():
         if name.startswith(TEXTS) and not photographs:
@@ -53,7 +67,7 @@ def figures_html(figures: Mapping[str, Any], folder: Path, photographs: bool) ->
 
 
 def analysis(kind: str, explanation: str) -> Callable[[Material, Path], str]:
-    """A part that is an analysis of `quintet analyse`."""
+    """A section that is an analysis of `quintet analyse`."""
 
     def html(material: Material, folder: Path) -> str:
         finding = ANALYSES.builder(kind)(material.subjects, material.settings.analysis)
@@ -63,36 +77,84 @@ def analysis(kind: str, explanation: str) -> Callable[[Material, Path], str]:
 
 
 def results(material: Material, folder: Path) -> str:
+    """Tables of the single models and of the ensembles."""
+    agreements = material.agreements
     parts = [
-        results_html(material.singles, "Single models", _of(material.people, material.singles)),
-        results_html(
-            material.together, "Ensembles: the mean of the members' scores", _of(material.people, material.together)
-        ),
-        "<p>Per cent of queries with a right answer among the first 1, 5 and 10, and their sum; below each number its "
-        "95 % interval over test queries, drawn by group. Intervals say nothing of another training seed.</p>",
+        results_html(material.single_results, "Single models", agreements),
+        results_html(material.ensemble_results, "Ensembles: the mean of the members' scores", agreements),
+        "<p>R@K: per cent of queries with a correct result among the first K; rsum: the sum of the six recalls; MedR: "
+        "median rank of the best correct result. Below each number its 95 % bootstrap interval over test queries, "
+        "resampled by group. Intervals do not include the variance over training seeds.</p>",
     ]
-    if material.people:
-        found = next(iter(material.people.values()))
+    if agreements:
+        found = next(iter(agreements.values()))
         parts.append(
             f"<p>tau-c: Kendall's agreement of the scores with {found.judgements:,} expert judgements of "
-            f"{found.pairs:,} pairs ({found.own_excluded} pairs of an image and its own caption left out, as "
-            "CLIPScore does; CLIPScore publishes 0.512).</p>"
+            f"{found.pairs:,} pairs, without the {found.own_excluded} pairs of an image and its own caption, as in "
+            "CLIPScore, which publishes 0.512.</p>"
         )
     return "\n".join(filter(None, parts))
 
 
-def _of(people: Mapping[str, Agreement], results: Mapping[str, Any]) -> dict[str, Agreement]:
-    return {name: found for name, found in people.items() if name in results}
+def results_html(results: Mapping[str, Result], caption: str, agreements: Mapping[str, Agreement] | None = None) -> str:
+    """One table, the best recalls in bold; with `agreements` a column of tau-c. Empty without results."""
+    if not results:
+        return ""
+    best = {name: max(result.metrics[name] for result in results.values()) for name in (*RECALLS, "rsum")}
+    ways = "".join(f'<th scope="colgroup" colspan="{len(HEADINGS)}">{DIRECTION_NAMES[way]}</th>' for way in DIRECTIONS)
+    heads = [*HEADINGS.values(), *HEADINGS.values(), "rsum", *(["tau-c"] if agreements else [])]
+    columns = "".join(f'<th scope="col">{heading}</th>' for heading in heads)
+    rows = []
+    for name, result in results.items():
+        cells = [_cell(result, column, best) for column in (*COLUMNS, "rsum")]
+        rows.append(_row(escape(name), [*cells, *([_agreement(agreements.get(name))] if agreements else [])]))
+    chance = next(iter(results.values())).chance
+    last = [_number(column, chance[column]) for column in (*COLUMNS, "rsum")]
+    rows.append(_row("chance", [*last, *(["0.000"] if agreements else [])], "soft"))
+    extra = "<td></td>" if agreements else ""
+    return (
+        f'<div class="wide results" role="region" tabindex="0" aria-label="{escape(caption)}"><table>'
+        f"<caption>{escape(caption)}</caption><thead><tr><td></td>{ways}<td></td>{extra}</tr>"
+        f"<tr><td></td>{columns}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
+    )
+
+
+def _row(heading: str, cells: list[str], kind: str = "") -> str:
+    return f'<tr class="{kind}"><th scope="row">{heading}</th>{"".join(f"<td>{cell}</td>" for cell in cells)}</tr>'
+
+
+def _cell(result: Result, name: str, best: Mapping[str, float]) -> str:
+    number = _number(name, result.metrics[name])
+    shown = f"<b>{number}</b>" if result.metrics[name] == best.get(name) else number
+    interval = result.intervals.get(name)
+    return shown + ("" if interval is None else _small(f"{interval[0]:.1f} to {interval[1]:.1f}"))
+
+
+def _number(name: str, value: float) -> str:
+    return f"{value:g}" if name.endswith("medr") else f"{value:.1f}"
+
+
+def _agreement(found: Agreement | None) -> str:
+    if found is None:
+        return ""
+    interval = "" if found.interval is None else _small(f"{found.interval[0]:.3f} to {found.interval[1]:.3f}")
+    return f"{found.tau_c:.3f}{interval}"
+
+
+def _small(text: str) -> str:
+    return f'<br><span class="soft">{text}</span>'
 
 
 def speed(material: Material, folder: Path) -> str:
-    names = list(material.singles)
-    found = [material.singles[name] for name in names]
+    names = list(material.single_results)
+    found = [material.single_results[name] for name in names]
     intervals = [result.intervals["rsum"] for result in found] if material.settings.bootstrap else None
     rates = [material.speeds[name] for name in names]
     figure = draw_accuracy_against_speed(names, rates, [result.metrics["rsum"] for result in found], intervals)
-    where = f"{material.first.device.type.upper()}, codes of both sides computed before"
-    return f"<p>Pairs scored in a second ({where}), against rsum.</p>" + figures_html({"speed": figure}, folder, True)
+    where = f"{material.first.device.type.upper()}, from codes computed before"
+    return f"<p>rsum over the number of pairs scored per second ({where}).</p>" + figures_html(
+        {"speed": figure}, folder, True
+    )
 
 
 def special(material: Material, folder: Path) -> str:
@@ -100,79 +162,75 @@ def special(material: Material, folder: Path) -> str:
         {
             "queries": f"{row['samples']} {row['percent']} %",
             "run": row["run"],
-            **{words: row[f"{way}_r1"] for way, words in WORDS.items()},
+            **{name: row[f"{direction}_r1"] for direction, name in DIRECTION_NAMES.items()},
         }
         for row in material.special
     ]
     return (
-        f"<p>R@1 on the queries that {escape(material.first.label)} finds most like their wrong candidates (hard) and "
-        "least like them (infrequent), after HREM's Table 4.</p>" + metrics_table_html(rows, "R@1, per cent")
+        f"<p>R@1 on the queries with the highest (hard) and the lowest (infrequent) mean score with their negatives "
+        f"under {escape(material.first.label)}, as in HREM's Table 4.</p>" + metrics_table_html(rows, "R@1 (%)")
     )
 
 
 def gallery(material: Material, folder: Path) -> str:
-    rows = {way: choose_examples(material.first.ranks, way, material.settings.examples) for way in ("t2i", "i2t")}
-    return "<p>Queries drawn at random.</p>" + _galleries(material, rows)
+    rows = {way: choose_examples(material.first.ranks, way, material.settings.examples) for way in GALLERIES}
+    return "<p>Random queries.</p>" + _galleries(material, rows)
 
 
 def failures(material: Material, folder: Path) -> str:
-    rows = {way: choose_failures(material.first.ranks, way, material.settings.examples) for way in ("t2i", "i2t")}
+    rows = {way: choose_failures(material.first.ranks, way, material.settings.examples) for way in GALLERIES}
     if not any(rows.values()):
-        return "<p>Every query has a right answer at rank 1.</p>"
-    return "<p>The queries whose first right answer stands last.</p>" + _galleries(material, rows)
+        return "<p>Every query has a correct result at rank 1.</p>"
+    return "<p>The queries whose best correct result has the worst rank.</p>" + _galleries(material, rows)
 
 
-def _galleries(material: Material, rows: Mapping[Any, list[int]]) -> str:
+def _galleries(material: Material, rows: Mapping[Direction, list[int]]) -> str:
     subject = material.first
     found: list[Retrieval] = []
     for way, chosen in rows.items():
-        found += retrieve(subject_scores(material), material.split, subject.ranks, way, chosen)
+        found += retrieve(run_scores(subject), material.split, subject.ranks, way, chosen)
     note = "" if material.settings.photographs else _HIDDEN
     return note + galleries_html(found, Showing(material.corpus, material.split, material.settings.photographs))
 
 
 _HIDDEN = (
     '<p class="soft">Images and texts are not shown here; <code>quintet report --photographs</code> shows them, '
-    "for your own eyes.</p>"
+    "for private use.</p>"
 )
 
 
-def subject_scores(material: Material) -> Callable[[slice, slice], Any]:
-    """Scores of the first run without filling up tiles: a gallery asks for single rows."""
-    member, device = material.first.member, material.first.device
-
-    @torch.no_grad()
-    def score(images: slice, texts: slice) -> Any:
-        return member.matcher.score(member.image_codes[images].to(device), member.text_codes[texts].to(device))
-
-    return score
+def run_scores(subject: Subject) -> ScoreBlock:
+    """Scores of a run without filling up tiles: a gallery needs single rows."""
+    images, texts = subject.member.image_codes, subject.member.text_codes
+    return lambda rows, columns: subject.run.score(images[rows], texts[columns])
 
 
 def attention(material: Material, folder: Path) -> str:
     subject = next((one for one in material.subjects if can_attend(one)), None)
     if subject is None:
-        raise QuintetError("none of these matchers attends from words to regions")
+        raise QuintetError("none of these matchers has attention from words to regions")
     photographs = material.settings.photographs
     showing = Showing(material.corpus, material.split, photographs)
     parts = [] if photographs else [_HIDDEN]
     for text in choose_examples(subject.ranks, "t2i", OVERLAID):
         image = int(material.split.images_of_text[text][0])
         parts.append(overlays_html(showing.text(text), draw_overlays(subject, image, text, photographs)))
-    return f"<p>Where the words look, {escape(subject.label)}: bright is attended to.</p>" + "\n".join(parts)
+    return f"<p>Attention of each word ({escape(subject.label)}): bright regions have large weights.</p>" + "\n".join(
+        parts
+    )
 
 
 PARTS: tuple[tuple[str, str, Callable[[Material, Path], str]], ...] = (
     ("results", "Results", results),
     ("training", "Training", analysis("curves", "Validation metrics and losses by epoch.")),
-    ("ranks", "Recalls and ranks", analysis("ranks", "How deep one has to look; and whether a pair is found from both "
-     "sides: the worse of its two ranks, on the scale of the texts (AOQ supplement).")),
-    ("distributions", "Right and wrong pairs", analysis("distributions", "Scores of all pairs. S is the area both "
-     "share (Dual-Path, Eq. 10); 0 would be perfect.")),
+    ("ranks", "Recalls and ranks", analysis("ranks", "Recall at K, ranks of the best positive, and cross-retrieval "
+     "ranks: the worse of the two ranks of a pair, on the scale of the texts (AOQ supplement).")),
+    ("distributions", "Positive and negative pairs", analysis("distributions", "Score distributions of all pairs. S is "
+     "the overlap of the two densities (Dual-Path, Eq. 10); lower is better.")),
     ("speed", "Accuracy against speed", speed),
     ("special", "Hard and infrequent samples", special),
     ("gallery", "Searches", gallery),
     ("failures", "Failures", failures),
     ("attention", "Attention", attention),
-    ("words", "Discriminative words", analysis("words", "How much of the score is lost without a word (Dual-Path, "
-     "Fig. 11).")),
+    ("words", "Discriminative words", analysis("words", "Drop of the score without a word (Dual-Path, Fig. 11).")),
 )  # fmt: skip

@@ -3,25 +3,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from quintet.data.corpus import Corpus
-from quintet.evaluation.loss_timing import time_losses
 from quintet.losses.step import Progress, Step
+from quintet.report.analysis.loss_timing import time_losses
 from quintet.training.recipe import parse_recipe
 from quintet.training.stages import train
 from quintet.training.studies import aoq_timing
-from quintet.training.studies.aoq_timing import any_negatives, time_batches
+from quintet.training.studies.aoq_timing import time_batches
 from quintet.training.studies.study import Trained
-
-
-def test_negatives_of_the_right_shape(tiny_corpus: Path) -> None:
-    split = Corpus.open(tiny_corpus).split("train")
-    rows = any_negatives(split, 40, np.random.default_rng(0))
-    assert len(rows) == 40
-    np.testing.assert_array_equal(split.image_groups[rows.derived_image], split.text_groups[rows.off_text])
-    np.testing.assert_array_equal(split.text_groups[rows.derived_text], split.image_groups[rows.off_image])
 
 
 def test_what_is_timed_is_each_variants_own_loss_after_its_warm_up(

@@ -7,11 +7,11 @@ import pytest
 
 from quintet.data.corpus import Corpus
 from quintet.errors import RecipeError
-from quintet.evaluation.distributions import split_similarities
 from quintet.evaluation.evaluator import encode_split
 from quintet.evaluation.scoring import Member
 from quintet.files import read_json
 from quintet.losses import OBJECTIVES
+from quintet.report.analysis.distributions import split_similarities
 from quintet.runs.checkpoint import load_tensors
 from quintet.runs.run import open_run
 from quintet.training.build import build_matcher, build_tokenizer, complete_model, open_data

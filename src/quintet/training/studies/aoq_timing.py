@@ -5,19 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
-from quintet.data.batches import PairBatch
-from quintet.data.corpus import Split
-from quintet.data.loading import load_pairs
-from quintet.data.negatives import OfflineRows
-from quintet.data.sampling import epoch_batches
-from quintet.data.tokenizers import Tokenizer, load_tokenizer
-from quintet.evaluation.loss_timing import time_losses
-from quintet.protocols import Matcher
+from quintet.data.tokenizers import load_tokenizer
+from quintet.report.analysis.loss_timing import time_losses, timing_batch
 from quintet.runs.run import open_run
-from quintet.training.build import Objectives, TrainingData, build_objective, open_data, texts_of
-from quintet.training.recipe_models import Recipe, StageRecipe
+from quintet.training.build import Objectives, build_objective, open_data
+from quintet.training.recipe_models import StageRecipe
 from quintet.training.studies.study import Trained
 
 
@@ -36,32 +28,6 @@ def time_batches(trained: Trained, first: str, labels: Mapping[str, str], repeat
     }
     rows = time_losses(matcher, batch, objectives, repeats=repeats)
     return [row | {"label": labels[row["loss"]]} for row in rows]
-
-
-def timing_batch(recipe: Recipe, data: TrainingData, tokenizer: Tokenizer, matcher: Matcher) -> PairBatch:
-    """The first batch that a recipe trains on, with negatives from anywhere in the split."""
-    batches = recipe.stages[-1].batches
-    pairs = epoch_batches(data.train, batches.size, seed=(recipe.seed, 0, 0), per=batches.per)[0]
-    rng = np.random.default_rng(recipe.seed)
-    source = data.image_source(matcher, recipe.data.augment)
-    rows = any_negatives(data.train, len(pairs), rng)
-    sentences = texts_of(tokenizer, data.train, recipe.data.augment)
-    return next(load_pairs(data.train, source, sentences, [pairs], seed=(0,), offline=lambda _: rows))
-
-
-def any_negatives(split: Split, n: int, rng: np.random.Generator) -> OfflineRows:
-    """n quadruples of the shape that mined negatives have, from anywhere in the split."""
-    off_text = rng.integers(len(split.texts), size=n)
-    off_image = rng.integers(len(split.images), size=n)
-    return OfflineRows(
-        off_text=off_text,
-        off_image=off_image,
-        derived_image=np.array([split.images_of_text[row][0] for row in off_text]),
-        derived_text=np.array([split.texts_of_group[split.image_groups[row]][0] for row in off_image]),
-        text_rank=np.zeros(n, np.int64),
-        image_rank=np.zeros(n, np.int64),
-        corresponding=np.zeros(n, bool),
-    )
 
 
 def past_warmup(stage: StageRecipe) -> StageRecipe:

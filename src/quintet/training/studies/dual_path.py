@@ -12,8 +12,8 @@ from typing import Any
 
 from quintet.data.corpus import Corpus, Split
 from quintet.errors import RecipeError
-from quintet.evaluation.distributions import split_similarities
 from quintet.evaluation.scoring import Member
+from quintet.report.analysis.distributions import split_similarities
 from quintet.training.recipe_models import DataRecipe, Recipe
 from quintet.training.studies.study import Layout, Measure, Row, Study, Variant
 

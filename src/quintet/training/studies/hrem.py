@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from quintet.errors import QuintetError, RecipeError
-from quintet.evaluation.curves import term_curves
+from quintet.report.analysis.training_curves import term_curves
 from quintet.training.recipe_models import Recipe
 from quintet.training.studies.overrides import Overrides
 from quintet.training.studies.special_samples import special_samples_of

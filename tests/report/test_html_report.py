@@ -80,7 +80,7 @@ def page(folder: Path) -> str:
     return (folder / "index.html").read_text(encoding="utf-8")
 
 
-def sentences(home: Path) -> list[str]:
+def captions(home: Path) -> list[str]:
     return [text.text for text in Corpus.open(home / "corpus").split("test").texts]
 
 
@@ -124,20 +124,20 @@ def test_without_photographs_no_image_and_no_text_is_in_any_file(home: Path, pub
     html = page(public)
     drawings = [base64.b64decode(found).decode() for found in re.findall(r"data:image/svg\+xml;base64,([^\"]+)", html)]
     everything = [html, *drawings, *(path.read_text() for path in public.rglob("*.*") if path.is_file())]
-    for sentence in sentences(home):
-        assert not any(sentence in text for text in everything)
+    for caption in captions(home):
+        assert not any(caption in text for text in everything)
     assert "data:image/png" not in html
     assert not (public / "figures" / "words.svg").exists()
-    assert "for your own eyes" in html
+    assert "for private use" in html
     assert 'class="banner"' not in html
 
 
-def test_with_photographs_right_answers_are_marked(home: Path, private: Path) -> None:
+def test_with_photographs_correct_results_are_marked(home: Path, private: Path) -> None:
     html = page(private)
     gallery = html.split('id="gallery"')[1].split('id="failures"')[0]
-    assert gallery.count("✓ right") >= 4  # two queries in each direction, each with its right answer
+    assert gallery.count("✓ correct") >= 4  # two queries in each direction, each with its correct result
     assert gallery.count("<img") > 4
-    assert any(sentence in gallery for sentence in sentences(home))
+    assert any(caption in gallery for caption in captions(home))
     assert 'class="banner"' in html
     attention = html.split('id="attention"')[1].split('id="words"')[0]
     assert attention.count("data:image/jpeg") >= 8
@@ -147,17 +147,17 @@ def test_with_photographs_right_answers_are_marked(home: Path, private: Path) ->
 
 def test_a_part_without_material_says_why(home: Path) -> None:
     report(home / "vse++", "-o", home / "embedding")
-    assert "Left out: none of these matchers attends" in page(home / "embedding")
+    assert "Not available: none of these matchers has attention" in page(home / "embedding")
     assert list(json.loads((home / "embedding" / "report.json").read_text())["left_out"]) == ["attention"]
 
 
 def test_an_ensemble_needs_two_runs(home: Path) -> None:
-    with pytest.raises(QuintetError, match="two runs or more"):
+    with pytest.raises(QuintetError, match="two or more runs"):
         report(home / "scan", "--ensemble", str(home / "scan"), "-o", home / "x")
 
 
 @pytest.mark.slow
-def test_the_page_works_in_a_browser_on_laptop_and_phone(public: Path, private: Path) -> None:
+def test_the_page_works_in_a_browser_on_desktop_and_mobile(public: Path, private: Path) -> None:
     playwright = pytest.importorskip("playwright.sync_api")
     chromium = Path("/usr/bin/chromium")
     if not chromium.is_file():

@@ -1,14 +1,21 @@
-"""What all figures share: colours that the colour-blind can tell apart, titles, and how a figure becomes a file."""
+"""What all figures share: colour-blind-safe styles, panels with legends below, and saving.
+
+The `draw_` functions of `quintet.report.analysis` take arrays and return a matplotlib figure; `save_figure` writes it.
+matplotlib comes with the extra `report` and is imported when the first figure is drawn.
+"""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import wraps
 from itertools import count
 from pathlib import Path
 from textwrap import fill, wrap
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike
 
 from quintet.errors import QuintetError, suggest
 from quintet.files import atomic_write
@@ -34,11 +41,14 @@ BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, BLACK = COLOURS = (
 GREY = "#8A8F94"
 DASHES = ("-", "--", "-.", ":")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+HATCHES = ("", "//", "..", "\\\\", "xx")
+DIRECTION_NAMES = {"i2t": "image to text", "t2i": "text to image"}
+STEPS = 24  # bins of a histogram over the logarithm of the rank
 FORMATS = ("svg", "png")
 DPI = 150
-LINE, LABEL = 0.2, 0.5  # inches: a line of a legend; from an axis to below its label
-LETTERS = 36  # of a line of a legend: no wider than a panel
-EDGE = 0.08  # inches around a panel that stands by itself
+LINE, LABEL = 0.2, 0.5  # inches: height of a legend line; distance from an axis to below its label
+LETTERS = 36  # in a legend line, so that a legend is no wider than a panel
+EDGE = 0.08  # inches of margin around a panel that is saved alone
 STYLE: Any = {
     "font.family": "sans-serif",
     "font.size": 10,
@@ -57,7 +67,7 @@ STYLE: Any = {
 
 
 def drawing(function: Callable[P, R]) -> Callable[P, R]:
-    """For functions that draw: the style holds inside them, and it is told how to get matplotlib where it is absent."""
+    """Decorator of functions that draw: applies the style, and says how to install matplotlib where it is missing."""
 
     @wraps(function)
     def styled(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -75,10 +85,10 @@ def drawing(function: Callable[P, R]) -> Callable[P, R]:
 
 def new_panels(
     title: str, panels: int = 1, *, columns: int = 3, size: tuple[float, float] = (5.6, 3.6), below: int = 0
-) -> Any:
-    """A figure and its panels, `columns` beside each other; a single panel is larger. No window, no global state.
+) -> tuple[Figure, list[Axes]]:
+    """A figure and its panels in rows of `columns`; a single panel is larger. Opens no window, keeps no global state.
 
-    `below`: lines for which there is room under each panel (`legend_lines`).
+    `below`: the number of legend lines that each panel needs under it (`legend_lines`).
     """
     from matplotlib.figure import Figure
 
@@ -94,16 +104,16 @@ def new_panels(
     return figure, list(axes[:panels])
 
 
-def series_styles() -> Any:
-    """Endless styles: colour, dashes and marker change together, so that no line is told by colour alone. 28 of them
-    differ in colour or dashes, 49 in colour or marker."""
+def series_styles() -> Iterator[tuple[str, str, str]]:
+    """Yield (colour, dashes, marker) without end; all three change together, so that colour alone never tells lines
+    apart. 28 styles differ in colour or dashes, 49 in colour or marker."""
     for number in count():
         turn = number // len(COLOURS)
         yield COLOURS[number % len(COLOURS)], DASHES[number % len(DASHES)], MARKERS[(number + turn) % len(MARKERS)]
 
 
 def legend_lines(labels: Iterable[str]) -> int:
-    """How many lines `legend_below` takes for these labels.
+    """The number of lines that `legend_below` needs for these labels.
 
     >>> legend_lines(["short", "a-name-with-so-many-words-in-it-that-it-takes-two-lines"])
     3
@@ -112,7 +122,7 @@ def legend_lines(labels: Iterable[str]) -> int:
 
 
 def legend_below(axes: Axes) -> None:
-    """A legend under the panel, where it covers no line; long labels are wrapped, so that it is no wider."""
+    """Put the legend under the panel, where it covers no line; long labels are wrapped to the width of the panel."""
     from matplotlib.transforms import ScaledTranslation
 
     figure = axes.get_figure(root=True)
@@ -124,20 +134,49 @@ def legend_below(axes: Axes) -> None:
 
 
 def plain_numbers(axis: Axis) -> None:
-    """Label a logarithmic axis 10, 100, 1000; matplotlib would write formulas."""
+    """Label a logarithmic axis 10, 100, 1000; matplotlib's default is powers of ten."""
     axis.set_major_formatter("{x:g}")
-    axis.set_minor_formatter(lambda _value, _place: "")
+    axis.set_minor_formatter(lambda _value, _position: "")
+
+
+@drawing
+def draw_rank_histogram(
+    panels: Mapping[str, Mapping[str, ArrayLike]], title: str = "Ranks of the best positive"
+) -> Figure:
+    """One panel per direction: the share of queries, in per cent, by rank (from 1, on a logarithmic scale)."""
+    figure, all_axes = new_panels(title, len(panels), columns=2, below=max(map(legend_lines, panels.values())))
+    for axes, (name, lines) in zip(all_axes, panels.items(), strict=True):
+        edges = rank_edges(max(int(np.max(ranks)) for ranks in lines.values()))
+        for (label, ranks), (colour, dashes, _) in zip(lines.items(), series_styles(), strict=False):
+            counts, _ = np.histogram(ranks, edges)
+            shares = 100 * counts / counts.sum()
+            axes.stairs(shares, edges, label=label, color=colour, linestyle=dashes, linewidth=1.6)
+        axes.set(title=name, xlabel="rank", ylabel="queries (%)")
+        axes.set_xscale("log")
+        plain_numbers(axes.xaxis)
+        legend_below(axes)
+    return figure
+
+
+def rank_edges(largest: int) -> np.ndarray:
+    """Bin edges between whole ranks; the widths grow with the rank, and rank 1 has its own bin.
+
+    >>> rank_edges(4).tolist()
+    [0.5, 1.5, 2.5, 3.5, 4.5]
+    """
+    ends = np.unique(np.geomspace(1, max(largest, 2), STEPS).round())
+    return np.concatenate([[0.5], ends + 0.5])
 
 
 @drawing
 def panel_images(figure: Figure) -> list[tuple[str, bytes]]:
-    """Each panel by itself, its name and its SVG, without the figure's title.
+    """Split a figure into its panels: (name, SVG) of each, without the title of the figure.
 
-    A page can put them beside or below each other, as wide as a screen is. The figure is of no use afterwards: its
-    title and most of its panels are hidden.
+    A page can then arrange them for the width of the screen. Do not use the figure afterwards: its title and panels are
+    hidden.
     """
     figure.draw_without_rendering()
-    figure.set_layout_engine("none")  # places stand, whatever is hidden now
+    figure.set_layout_engine("none")  # keep the positions when parts are hidden
     for part in (*figure.texts, *figure.axes):
         part.set_visible(False)
     found = []
@@ -149,7 +188,7 @@ def panel_images(figure: Figure) -> list[tuple[str, bytes]]:
 
 
 def _cropped(figure: Figure, axes: Axes) -> bytes:
-    """What a panel takes of a figure, and nothing around it."""
+    """The SVG of one panel, cropped to its bounding box."""
     box = axes.get_tightbbox()
     assert box is not None
     inches = box.transformed(figure.dpi_scale_trans.inverted()).padded(EDGE)
@@ -160,7 +199,7 @@ def _cropped(figure: Figure, axes: Axes) -> bytes:
 
 @drawing
 def save_figure(figure: Figure, path: Path | str, formats: Sequence[str] = ("svg",)) -> list[Path]:
-    """Write `path` once per format, as path.svg and so on; each file is complete or absent."""
+    """Write PATH.svg, PATH.png, ... and return the paths; each write is atomic."""
     written = []
     for form in formats:
         if form not in FORMATS:

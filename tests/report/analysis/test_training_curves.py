@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
+import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
-from quintet.errors import RunError
-from quintet.evaluation.curves import epoch_curves, error_curves, first_epoch_above, hardness_curves, term_curves
+from quintet.data.corpus import Corpus
+from quintet.errors import QuintetError, RunError
+from quintet.files import write_jsonl
+from quintet.report.analysis import Subject, analyse, open_subjects
+from quintet.report.analysis.training_curves import (
+    epoch_curves,
+    error_curves,
+    first_epoch_above,
+    hardness_curves,
+    term_curves,
+)
 
 
 @pytest.fixture
@@ -110,3 +122,43 @@ def test_classification_errors_by_epoch(tmp_path: Path) -> None:
     log.parent.mkdir(parents=True)
     log.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert error_curves(tmp_path) == {"one": {"epoch": [1.0, 2.0], "instance.image_error": [0.9, 0.5]}}
+
+
+def test_curves_hold_every_stage_once(two_seeds: Path, tiny_corpus: Path, tmp_path: Path) -> None:
+    paths = [two_seeds / "a", two_seeds / "a" / "stages" / "online", two_seeds / "b" / "stages" / "offline"]
+    chosen = open_subjects(paths, Corpus.open(tiny_corpus), "dev", device=torch.device("cpu"))
+    assert [one.label for one in chosen] == ["a", "a, stage online", "b, stage offline"]
+    found = analyse(chosen, tmp_path, ["curves", "hardness"])
+    assert {run: sorted(stages) for run, stages in found["curves"]["validation"].items()} == {
+        "a": ["offline", "online"],
+        "b": ["offline"],
+    }
+    assert found["curves"]["validation"]["a"]["online"]["epoch"] == [1, 2]
+    assert "triplet.text" in found["curves"]["losses"]["a"]["online"]
+    assert list(found["hardness"]["runs"]["a"]) == ["offline"]
+
+
+def test_a_run_without_logs_does_not_cost_the_others_their_curves(
+    two_seeds: Path, tiny_corpus: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(two_seeds / "b", tmp_path / "bare", ignore=shutil.ignore_patterns("log.jsonl"))
+    both = open_subjects(
+        [two_seeds / "a", tmp_path / "bare"], Corpus.open(tiny_corpus), "dev", device=torch.device("cpu")
+    )
+    found = analyse(both, tmp_path / "out", ["curves"])
+    assert list(found["curves"]["validation"]) == ["a"]
+    with pytest.raises(QuintetError, match="holds no training logs"):
+        analyse(both[1:], tmp_path / "out", ["curves"])
+
+
+def test_errors_are_drawn_where_they_were_logged(subjects: list[Subject], tmp_path: Path) -> None:
+    rows = [
+        {"kind": "train", "step": step, "epoch": step - 1, "instance.image_error": 1 / step, "instance.text_error": 0.5}
+        for step in (1, 2, 4)
+    ]
+    write_jsonl(tmp_path / "run" / "stages" / "one" / "log.jsonl", rows)
+    subjects[0].run = copy.copy(subjects[0].run)
+    subjects[0].run.folder = tmp_path / "run"
+    found = analyse(subjects[:1], tmp_path / "out", ["errors"])["errors"]
+    assert found["runs"]["a"]["one"]["instance.image_error"] == [1.0, 0.5, 0.25]
+    assert "error of the text branch (%)" in (tmp_path / "out" / "errors.svg").read_text()

@@ -9,7 +9,7 @@ from quintet.evaluation.metrics import chance_level, metrics_of_ranks
 from quintet.evaluation.ranks import ranks_of_matrix
 from quintet.evaluation.result import Result
 from quintet.evaluation.significance import bootstrap_intervals
-from quintet.report.results_table import results_html
+from quintet.report.sections import results_html
 
 
 def result(noise: float, intervals: bool = True) -> Result:

@@ -1,4 +1,4 @@
-"""`quintet report`: one page that needs nothing else, the figures as files, and all numbers as JSON."""
+"""`quintet report`: a self-contained page, the figures as files, and all numbers as JSON."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 from quintet.errors import QuintetError
 from quintet.evaluation.result import provenance
 from quintet.files import write_json, write_text
-from quintet.report.document import document
-from quintet.report.measure import Material
-from quintet.report.page import STYLE, metrics_table_html
+from quintet.report.analysis import Subject
+from quintet.report.material import Material
+from quintet.report.page import STYLE, document, metrics_table_html
 from quintet.report.sections import PARTS, Section
 
 PRIVATE = (
-    '<p class="banner" role="note">This page shows images and texts of the corpus. It is for your own eyes: look '
-    "at the corpus's licence before it goes anywhere else.</p>"
+    '<p class="banner" role="note">This page shows images and texts of the corpus. It is for private use: check the '
+    "licence of the corpus before you share it.</p>"
 )
 
 
@@ -30,15 +30,15 @@ def make_report(material: Material, out: Path | str, progress: Callable[[str], N
             progress(title)
         try:
             html = make(material, out / "figures")
-        except QuintetError as error:  # a run may have no log, no boxes, no tokenizer: the rest is still worth reading
+        except QuintetError as error:  # a run may have no log, no boxes or no tokenizer
             left_out[anchor] = str(error)
-            html = f'<p class="soft">Left out: {escape(str(error))}.</p>'
+            html = f'<p class="soft">Not available: {escape(str(error))}.</p>'
         sections.append(Section(anchor, title, html))
-    made = provenance()
-    sections.append(Section("made", "How this was made", _made(material, made)))
+    how = provenance()
+    sections.append(Section("made", "How this was made", _made(material, how)))
     page = out / "index.html"
     write_text(page, document(material.settings.title, _body(material, sections), STYLE + REPORT_STYLE))
-    write_json(out / "report.json", _numbers(material, left_out) | {"provenance": made})
+    write_json(out / "report.json", _numbers(material, left_out) | {"provenance": how})
     return page
 
 
@@ -46,7 +46,7 @@ def _body(material: Material, sections: list[Section]) -> str:
     split = material.split
     intro = (
         f"{material.corpus.name}, split {split.name}: {len(split.images):,} images, {len(split.texts):,} texts. "
-        f"Galleries and failures are of {material.first.label}."
+        f"Searches and failures are those of {material.first.label}."
     )
     links = "".join(f'<li><a href="#{one.anchor}">{escape(one.title)}</a></li>' for one in sections)
     parts = "\n".join(
@@ -57,18 +57,18 @@ def _body(material: Material, sections: list[Section]) -> str:
     return f'{banner}<p class="intro">{escape(intro)}</p>\n<nav aria-label="Contents"><ul>{links}</ul></nav>\n{parts}'
 
 
-def _made(material: Material, made: dict[str, Any]) -> str:
-    machine = made["machine"]["accelerator"] or made["machine"]["processor"]
-    versions = ", ".join(f"{name} {version}" for name, version in made["versions"].items())
+def _made(material: Material, how: dict[str, Any]) -> str:
+    machine = how["machine"]["accelerator"] or how["machine"]["processor"]
+    versions = ", ".join(f"{name} {version}" for name, version in how["versions"].items())
     runs = [
         {"run": subject.label, "folder": subject.run.folder.name, "weights, sha256": subject.run.weights_checksum[:16]}
-        for subject in _everyone(material)
+        for subject in _all_subjects(material)
     ]
-    facts = f"<p><code>{escape(made['command'])}</code><br>{made['time']}, {escape(machine)}, {escape(versions)}</p>"
+    facts = f"<p><code>{escape(how['command'])}</code><br>{how['time']}, {escape(machine)}, {escape(versions)}</p>"
     return facts + metrics_table_html(runs, "Runs")
 
 
-def _everyone(material: Material) -> list[Any]:
+def _all_subjects(material: Material) -> list[Subject]:
     known = {
         id(one): one for one in (*material.subjects, *(one for team in material.ensembles.values() for one in team))
     }
@@ -76,13 +76,13 @@ def _everyone(material: Material) -> list[Any]:
 
 
 def _numbers(material: Material, left_out: dict[str, str]) -> dict[str, Any]:
-    results = material.singles | material.together
+    results = material.single_results | material.ensemble_results
     return {
         "format": "quintet-report",
         "version": 1,
         "corpus": material.corpus.name,
         "results": {name: result.to_json() for name, result in results.items()},
-        "human_agreement": {name: found.to_json() for name, found in material.people.items()},
+        "human_agreement": {name: found.to_json() for name, found in material.agreements.items()},
         "pairs_per_second": material.speeds,
         "special_samples": [] if "special" in left_out else material.special,
         "left_out": left_out,

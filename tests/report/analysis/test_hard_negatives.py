@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import combinations
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from quintet.data.corpus import Split
 from quintet.data.negatives import NegativeLists, draw_offline
-from quintet.evaluation.hardness import (
+from quintet.report.analysis import Options, Subject, analyse
+from quintet.report.analysis.hard_negatives import (
     _random_batches,
     chance_of_top,
     expected_online_rank,
@@ -131,3 +133,20 @@ def test_replayed_draws_are_the_draws(make_split: Callable[..., Split]) -> None:
     np.testing.assert_array_equal(now["t2i"], drawn[0].image_rank + 1)
     with pytest.raises(ValueError, match="no batches"):
         replay_draws(lists, split, [])
+
+
+def test_online_negatives_have_the_rank_that_is_expected(subjects: list[Subject], tmp_path: Path) -> None:
+    options = Options(batch_size=4, batches=400, seed=1)
+    found = analyse(subjects, tmp_path, ["negatives"], options=options)["negatives"]
+    assert found["candidates"] == {"i2t": 10, "t2i": 5}
+    assert found["expected_rank"]["i2t"] == pytest.approx(11 / 4)
+    # Batches hold two texts of a group now and then, so an anchor may have one negative less.
+    assert found["runs"]["a"]["i2t"]["mean_rank"] == pytest.approx(11 / 4, rel=0.15)
+
+
+def test_what_was_mined_and_drawn(subjects: list[Subject], tmp_path: Path, few: Options) -> None:
+    found = analyse(subjects[:1], tmp_path, ["mined"], options=few)["mined"]["stages"]
+    assert list(found) == ["a: offline"]
+    assert 0 <= found["a: offline"]["online"]["top1"]["i2t"] <= 1
+    assert 1 <= found["a: offline"]["drawn"]["text_rank"] <= 4
+    assert found["a: offline"]["drawn"]["pairs"] == 24

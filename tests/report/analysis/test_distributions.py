@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -11,9 +14,10 @@ from hypothesis import strategies as st
 from quintet.codes import Codes
 from quintet.data.corpus import Corpus, Image, Text
 from quintet.errors import QuintetError
-from quintet.evaluation.distributions import Similarities, count_similarities, overlap, split_similarities
 from quintet.evaluation.scoring import Member
 from quintet.models.vse import build_vse
+from quintet.report.analysis import Options, Subject, analyse
+from quintet.report.analysis.distributions import Similarities, count_similarities, overlap, split_similarities
 
 
 def count(scores: object, images: list[int], texts: list[int], **options: object) -> Similarities:
@@ -96,5 +100,19 @@ def test_a_matcher_is_scored_as_it_scores() -> None:
 def test_mistakes_are_explained() -> None:
     with pytest.raises(QuintetError, match="NaN"):
         count([[float("nan"), 0.1]], [0], [0, 1])
-    with pytest.raises(QuintetError, match="one right and one wrong"):
+    with pytest.raises(QuintetError, match="one positive and one negative"):
         count([[0.5]], [0], [0])
+
+
+def test_distributions_are_those_of_the_scores(
+    subjects: list[Subject], tmp_path: Path, few: Options, whole_scores: Callable[[Subject], np.ndarray]
+) -> None:
+    found = analyse(subjects, tmp_path, ["distributions"], options=few)["distributions"]["runs"]
+    for subject in subjects:
+        scores = whole_scores(subject)
+        positive = subject.split.image_groups[:, None] == subject.split.text_groups
+        assert found[subject.label]["positive"]["mean"] == pytest.approx(float(scores[positive].mean()), abs=1e-6)
+        assert found[subject.label]["negative"]["pairs"] == (~positive).sum()
+        p, _ = np.histogram(scores[positive], np.linspace(-1, 1, 201))
+        q, _ = np.histogram(scores[~positive], np.linspace(-1, 1, 201))
+        assert found[subject.label]["S"] == pytest.approx(np.minimum(p / p.sum(), q / q.sum()).sum())

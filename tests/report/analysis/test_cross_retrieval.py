@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,8 +11,14 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from quintet.errors import QuintetError
-from quintet.evaluation.analysis import cross_retrieval_histogram, cross_retrieval_ranks, interval_names
 from quintet.evaluation.ranks import Ranks, ranks_of_matrix
+from quintet.report.analysis import Subject, analyse
+from quintet.report.analysis.cross_retrieval import (
+    cross_retrieval_histogram,
+    cross_retrieval_ranks,
+    interval_names,
+    recall_curve,
+)
 
 
 def plain_ranks(scores: np.ndarray, image_groups: list[int], text_groups: list[int]) -> list[int]:
@@ -90,3 +97,19 @@ def test_runs_on_different_pairs_are_refused() -> None:
 def test_edges_must_rise(edges: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="rising"):
         interval_names(edges)
+
+
+def test_ranks_and_recalls(subjects: list[Subject], tmp_path: Path) -> None:
+    found = analyse(subjects, tmp_path, ["ranks"])["ranks"]
+    best = subjects[0].ranks.t2i.best
+    curve = found["recalls"]["a, text to image"]
+    assert curve["K"] == list(range(1, 7))  # there are six images
+    assert curve["recall"][0] == pytest.approx(100 * (best < 1).mean())
+    assert curve["recall"][-1] == 100.0
+    assert sum(found["cross_retrieval"]["counts"]["b"]) == found["cross_retrieval"]["pairs"] == 12
+
+
+def test_recalls_are_the_share_of_ranks_up_to_k() -> None:
+    ranks = np.array([4, 1, 2, 2, 7])
+    _, recalls = recall_curve(ranks, 8)
+    assert recalls == pytest.approx([100 * np.mean(ranks <= k) for k in range(1, 9)])

@@ -13,23 +13,27 @@ import numpy as np
 import pytest
 
 from quintet.errors import QuintetError
+from quintet.report.analysis.correlation import draw_correlations
+from quintet.report.analysis.cross_retrieval import draw_rank_intervals, draw_recalls
+from quintet.report.analysis.discriminative_words import WordDrops, draw_word_drops, draw_word_means
+from quintet.report.analysis.distributions import draw_similarities
+from quintet.report.analysis.speed import draw_accuracy_against_speed
+from quintet.report.analysis.training_curves import draw_curves
 from quintet.report.figures import (
-    draw_accuracy_against_speed,
-    draw_correlations,
-    draw_curves,
+    COLOURS,
     draw_rank_histogram,
-    draw_rank_intervals,
-    draw_recalls,
-    draw_similarities,
-    draw_word_drops,
-    draw_word_means,
     panel_images,
+    rank_edges,
     save_figure,
+    series_styles,
 )
-from quintet.report.figures.ranks import rank_edges
-from quintet.report.figures.style import COLOURS, series_styles
 
 pytest.importorskip("matplotlib")
+
+
+def word_drops(words: str, *drops: float) -> WordDrops:
+    return WordDrops(tuple(words.split()), 0.0, np.array(drops))
+
 
 EDGES = np.linspace(-1, 1, 5)
 EPOCHS = [1, 2, 3]
@@ -38,14 +42,14 @@ FIGURES: dict[str, tuple[Callable[[], Any], list[str]]] = {
         lambda: draw_similarities(
             {"one": (EDGES, [0, 0, 1, 1], [0, 1, 1, 0]), "two": (EDGES, [0, 0, 0, 2], [2, 0, 0, 0])}
         ),
-        ["one: S = 0.5000", "two: S = 0.0000", "right pairs (P)", "wrong pairs (Q)"],
+        ["one: S = 0.5000", "two: S = 0.0000", "positive pairs (P)", "negative pairs (Q)"],
     ),
     "correlations": (
         lambda: draw_correlations({"before": np.array([[1.0, 0.5], [0.5, 1.0]]), "after": np.eye(2)}),
         ["before: mean 0.500", "after: mean 0.000", "Pearson's correlation"],
     ),
     "words": (
-        lambda: draw_word_drops([(["a", "red", "$5", "ball"], [0.0, 0.2, -0.3, 0.1])], top=1),
+        lambda: draw_word_drops([word_drops("a red $5 ball", 0.0, 0.2, -0.3, 0.1)], top=1),
         ["a", "* red", "$5", "ball"],
     ),
     "word means": (lambda: draw_word_means(["red", "with"], [0.2, -0.1], [4, 9]), ["red (4)", "with (9)"]),
@@ -160,7 +164,7 @@ def test_a_run_looks_the_same_in_all_panels() -> None:
 
 
 def test_only_words_that_cost_something_are_marked(tmp_path: Path) -> None:
-    figure = draw_word_drops([(["a", "red", "ball"], [-0.1, 0.0, 0.2])], top=3)
+    figure = draw_word_drops([word_drops("a red ball", -0.1, 0.0, 0.2)], top=3)
     (path,) = save_figure(figure, tmp_path / "figure")
     assert [text for text in texts_of(path) if text.startswith("* ")] == ["* ball"]
 
@@ -210,16 +214,6 @@ def test_without_matplotlib_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(QuintetError, match=r"quintet\[report\]"):
         draw_word_means(["red"], [0.2], [4])
-
-
-def test_every_matcher_has_a_point_of_its_own_look_and_the_best_comes_first() -> None:
-    names = [f"matcher {number}" for number in range(20)]
-    figure = draw_accuracy_against_speed(names, np.geomspace(1e3, 1e6, 20), np.arange(20.0))
-    legend = figure.axes[0].get_legend()
-    assert [text.get_text() for text in legend.get_texts()] == names[::-1]
-    points = [bar.lines[0] for bar in figure.axes[0].containers]
-    assert len({(point.get_color(), point.get_marker()) for point in points}) == 20
-    assert [float(point.get_ydata()[0]) for point in points] == list(range(19, -1, -1))
 
 
 def test_styles_come_back_late() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,19 +14,20 @@ from quintet.codes import Codes
 from quintet.data.batches import ImageBatch, TextBatch
 from quintet.data.vocabulary import WordVocabulary
 from quintet.data.wordpiece import WordPiece
-from quintet.evaluation.discriminative_words import WordDrops, word_drops, word_means
 from quintet.models import create_model
+from quintet.report.analysis import Options, Subject, analyse
+from quintet.report.analysis.discriminative_words import WordDrops, word_drops, word_means
 
 TEXTS = ["a red ball", "a dog with a blue ball", "red"]
 SIZES = {"embed_dim": 6, "word_dim": 5}
 
 
-def brute_force(matcher: Any, tokenizer: WordVocabulary, images: Codes, sentences: list[str]) -> list[list[float]]:
+def brute_force(matcher: Any, tokenizer: WordVocabulary, images: Codes, captions: list[str]) -> list[list[float]]:
     """One text at a time, each word taken out of the text itself."""
     found = []
-    for row, sentence in enumerate(sentences):
-        words = sentence.split()
-        variants = [sentence] + [" ".join(words[:k] + words[k + 1 :]) for k in range(len(words))]
+    for row, caption in enumerate(captions):
+        words = caption.split()
+        variants = [caption] + [" ".join(words[:k] + words[k + 1 :]) for k in range(len(words))]
         scores = []
         for text in variants:
             codes = matcher.encode_texts(TextBatch.from_ids([tokenizer.ids(text)]))
@@ -45,8 +48,8 @@ def test_against_brute_force(name: str, batch_size: int) -> None:
     matcher.train()  # the words are looked at as they are measured, whatever the mode
     found = word_drops(matcher, tokenizer, images.detach(), TEXTS, batch_size=batch_size)
     assert matcher.training
-    for sentence, one, drops in zip(TEXTS, found, expected, strict=True):
-        assert list(one.words) == sentence.split()
+    for caption, one, drops in zip(TEXTS, found, expected, strict=True):
+        assert list(one.words) == caption.split()
         assert one.drops == pytest.approx(drops, abs=1e-5)
     assert max(abs(drop) for drops in expected for drop in drops) > 1e-3
 
@@ -106,3 +109,16 @@ def test_means_are_of_words_that_occur_often_enough() -> None:
 def test_images_and_texts_must_be_as_many() -> None:
     with pytest.raises(ValueError, match="2 images for 1"):
         word_drops(Summing(), WordVocabulary.build(["a"], 1), Codes(embedding=torch.ones(2, 1)), ["a"])  # type: ignore[arg-type]
+
+
+def test_words_are_of_positive_pairs(
+    subjects: list[Subject], tmp_path: Path, few: Options, whole_scores: Callable[[Subject], np.ndarray]
+) -> None:
+    found = analyse(subjects[:1], tmp_path, ["words"], options=few)["words"]["runs"]["a"]
+    assert len(found["texts"]) == 5
+    scores, split = whole_scores(subjects[0]), subjects[0].split
+    row_of = {text.id: row for row, text in enumerate(split.texts)}
+    for shown in found["texts"]:
+        text = row_of[shown["text"]]
+        assert shown["words"] == split.texts[text].text.split()
+        assert shown["score"] == pytest.approx(scores[split.images_of_text[text][0], text], abs=1e-5)

@@ -1,15 +1,12 @@
-"""What a report measures of its runs and ensembles: metrics, agreement with people, speed, special samples."""
+"""What a report measures of its runs and ensembles: metrics, human agreement, speed, special samples."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from quintet.data.corpus import Corpus, Split
 from quintet.evaluation.evaluator import evaluate_members
@@ -21,20 +18,18 @@ from quintet.evaluation.human_agreement import (
     read_expert_annotations,
 )
 from quintet.evaluation.result import Result
-from quintet.evaluation.scoring import TILE, Member, member_scores, whole_tiles
+from quintet.evaluation.scoring import member_scores, whole_tiles
 from quintet.evaluation.special_samples import negative_means, special_samples
-from quintet.report.analysis.subject import Options, Subject
-from quintet.runs.devices import full_precision
-
-LEAST_SECONDS = 0.2  # of timed scoring
+from quintet.report.analysis import Options, Subject
+from quintet.report.analysis.speed import pairs_per_second
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What a report shows."""
+    """Settings of a report."""
 
     title: str = "Retrieval report"
-    photographs: bool = False  # images and texts of the corpus on the page
+    photographs: bool = False  # show images and texts of the corpus on the page
     annotations: Path | None = None  # Flickr8k's ExpertAnnotations.txt
     bootstrap: int = 1_000
     examples: int = 6  # queries in each gallery
@@ -43,9 +38,9 @@ class Settings:
 
 @dataclass(frozen=True)
 class Material:
-    """Runs, ensembles of them and settings; what is measured is measured once, when first asked for."""
+    """Runs, ensembles of them and settings; each quantity is measured once, when first asked for."""
 
-    subjects: Sequence[Subject]  # shown one by one
+    subjects: Sequence[Subject]  # single models
     ensembles: Mapping[str, Sequence[Subject]]
     settings: Settings
 
@@ -62,11 +57,11 @@ class Material:
         return self.first.split
 
     @cached_property
-    def singles(self) -> dict[str, Result]:
+    def single_results(self) -> dict[str, Result]:
         return {subject.label: self._evaluate([subject]) for subject in self.subjects}
 
     @cached_property
-    def together(self) -> dict[str, Result]:
+    def ensemble_results(self) -> dict[str, Result]:
         return {name: self._evaluate(team) for name, team in self.ensembles.items()}
 
     def _evaluate(self, team: Sequence[Subject]) -> Result:
@@ -78,8 +73,8 @@ class Material:
         )  # fmt: skip
 
     @cached_property
-    def people(self) -> dict[str, Agreement]:
-        """By name of run or ensemble; empty where there are no judgements."""
+    def agreements(self) -> dict[str, Agreement]:
+        """Agreement with human judgements by name of run or ensemble; empty without annotations."""
         if self.settings.annotations is None:
             return {}
         pairs = judged_pairs(read_expert_annotations(self.settings.annotations), self.split)
@@ -94,7 +89,7 @@ class Material:
 
     @cached_property
     def speeds(self) -> dict[str, float]:
-        """Pairs that each run scores in a second, codes being there."""
+        """Pairs per second that each run scores, from codes that are already computed."""
         return {subject.label: pairs_per_second(subject.member, subject.device) for subject in self.subjects}
 
     @cached_property
@@ -104,20 +99,3 @@ class Material:
         block = whole_tiles(self.settings.analysis.block)
         means = negative_means(scores, self.split.image_groups, self.split.text_groups, block)
         return special_samples({subject.label: subject.ranks for subject in self.subjects}, *means)
-
-
-@torch.no_grad()
-def pairs_per_second(member: Member, device: torch.device, least: float = LEAST_SECONDS) -> float:
-    """Scoring alone, in tiles of the size that evaluation uses; the first one is not timed."""
-    images, texts = member.image_codes[: TILE[0]].to(device), member.text_codes[: TILE[1]].to(device)
-    scored, began = -1, 0.0
-    with full_precision(device):
-        while True:
-            member.matcher.score(images, texts)
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-            scored += 1
-            if scored == 0:
-                began = time.perf_counter()
-            elif time.perf_counter() - began >= least:
-                return scored * len(images) * len(texts) / (time.perf_counter() - began)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 import quintet
 from quintet.data.batches import ImageBatch, OfflineBatch, PairBatch, TextBatch
-from quintet.evaluation.loss_timing import paper_losses, time_losses
+from quintet.data.corpus import Corpus
 from quintet.losses.triplet import TripletObjective
+from quintet.report.analysis import Subject, analyse
+from quintet.report.analysis.loss_timing import any_negatives, paper_losses, time_losses
 
 
 def some_batch(n: int = 6) -> PairBatch:
@@ -47,3 +51,17 @@ def test_any_losses_may_be_timed() -> None:
     assert [row["loss"] for row in rows] == ["all"]
     with pytest.raises(ValueError, match="repeats"):
         time_losses(matcher, some_batch(), repeats=0)
+
+
+def test_timing_of_the_four_losses(subjects: list[Subject], tmp_path: Path) -> None:
+    found = analyse(subjects[:1], tmp_path, ["timing"])["timing"]["runs"]["a"]
+    assert [row["loss"] for row in found] == ["online", "OffTri", "OffQuin", "AdapOffQuin"]
+    assert all(row["seconds"] > 0 for row in found)
+
+
+def test_negatives_have_the_shapes_of_mined_ones(tiny_corpus: Path) -> None:
+    split = Corpus.open(tiny_corpus).split("train")
+    rows = any_negatives(split, 40, np.random.default_rng(0))
+    assert len(rows) == 40
+    np.testing.assert_array_equal(split.image_groups[rows.derived_image], split.text_groups[rows.off_text])
+    np.testing.assert_array_equal(split.text_groups[rows.derived_text], split.image_groups[rows.off_image])
