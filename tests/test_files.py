@@ -7,8 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from quintet.errors import QuintetError
-from quintet.files import atomic_write, read_json, read_jsonl, write_json, write_jsonl, write_text
+from quintet.errors import CorpusError, QuintetError
+from quintet.files import (
+    atomic_write,
+    begin_folder,
+    header_format,
+    read_header,
+    read_json,
+    read_jsonl,
+    write_json,
+    write_jsonl,
+    write_text,
+)
 
 
 def test_a_file_appears_when_it_is_complete(tmp_path: Path) -> None:
@@ -39,7 +49,7 @@ def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
 def test_a_full_disk_is_reported_and_the_old_file_survives(tmp_path: Path) -> None:
     path = tmp_path / "file.txt"
     path.write_text("old")
-    with pytest.raises(QuintetError, match=r"could not write .*file\.txt: No space left .* unchanged"):
+    with pytest.raises(QuintetError, match=r"could not write .*file\.txt: No space left .* kept"):
         write_and_fail(path, OSError(errno.ENOSPC, "No space left on device"))
     assert path.read_text() == "old"
     assert [file.name for file in tmp_path.iterdir()] == ["file.txt"]
@@ -108,3 +118,29 @@ def test_rows_that_fail_half_way_leave_no_file(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="stop"):
         write_jsonl(tmp_path / "a.jsonl", rows())
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["head.json", "rows.npy"])
+@pytest.mark.parametrize("content", ["mine", '{"format": "something else"}'])
+def test_a_folder_of_someone_else_is_refused(tmp_path: Path, name: str, content: str) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(CorpusError, match=f"{name} is in the way"):
+        begin_folder(tmp_path, "head.json", "things", ["rows.npy"])
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {name: content}
+
+
+def test_a_folder_of_ours_is_unfinished_until_its_header_is_written(tmp_path: Path) -> None:
+    folder = tmp_path / "new"
+    for _ in range(2):  # new, then again
+        begin_folder(folder, "head.json", "things", ["rows.npy"])
+        (folder / "rows.npy").write_text("rows")
+        assert header_format(folder / "head.json") != "things"
+        begin_folder(folder, "head.json", "things", ["rows.npy"])  # after a kill
+        with pytest.raises(CorpusError, match="make it"):
+            read_header(folder / "head.json", "things", 1, missing="make it")
+        write_json(folder / "head.json", {"format": "things", "version": 1})
+        assert read_header(folder / "head.json", "things", 1, missing="make it")["version"] == 1
+    with pytest.raises(CorpusError, match="version 1"):
+        read_header(folder / "head.json", "things", 0, missing="make it")
+    with pytest.raises(CorpusError, match="'things'"):
+        read_header(folder / "head.json", "others", 1, missing="make it")

@@ -1,28 +1,35 @@
-"""Files that are complete or absent: written beside their place, synced, then renamed."""
+"""Files that are complete or absent, JSON, and folders that say in a header file what they are.
+
+A folder that Quintet writes has a header, such as corpus.json, whose "format" names its kind. `begin_folder` refuses to
+overwrite files of others and marks the folder as unfinished; the final header is written last.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from quintet.errors import QuintetError
+from quintet.errors import CorpusError, QuintetError
 
-# It can only be read by setting it, which is for the whole process: once, before there are threads.
+UNFINISHED = "-unfinished"  # added to the format in a header while its folder is written
+
+# The umask can only be read by setting it, for the whole process: once, before there are threads.
 _UMASK = os.umask(0o077)
 os.umask(_UMASK)
 
 
 @contextmanager
-def atomic_write(path: Path | str) -> Iterator[Path]:
+def atomic_write(path: Path | str, *, sync: bool = True) -> Iterator[Path]:
     """Yield a temporary path in the same folder; on success it replaces `path`, on any failure it is removed.
 
-    A crash, a kill or a full disk while writing leaves an earlier file at `path` untouched.
+    A crash, a kill or a full disk while writing keeps the previous file at `path`. With `sync=False` that does not
+    cover a power failure: for many small files, followed by one `os.sync()`.
     """
     path = Path(path)
     try:
@@ -34,16 +41,17 @@ def atomic_write(path: Path | str) -> Iterator[Path]:
     temporary = Path(name)
     try:
         yield temporary
-        with temporary.open("rb+") as file:
-            os.fsync(file.fileno())
+        if sync:
+            with temporary.open("rb+") as file:
+                os.fsync(file.fileno())
         temporary.chmod(0o666 & ~_UMASK)
         temporary.replace(path)
-        _sync_folder(path.parent)
+        if sync:
+            _sync_folder(path.parent)
     except OSError as error:
         temporary.unlink(missing_ok=True)
-        raise QuintetError(
-            f"could not write {path}: {error.strerror or error}; what stood there before is unchanged"
-        ) from error
+        kept = "; the previous file was kept" if path.exists() else ""
+        raise QuintetError(f"could not write {path}: {error.strerror or error}{kept}") from error
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
@@ -58,7 +66,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def write_synced(file: FileIO, data: bytes) -> None:
-    """Append to an unbuffered file, so that nothing of a failed write comes later; on disk when it returns."""
+    """Append to an unbuffered file and sync it. After a failed write, nothing of it comes later."""
     rest = memoryview(data)
     while rest:
         rest = rest[file.write(rest) :]
@@ -107,3 +115,42 @@ def read_jsonl(path: Path | str) -> Iterator[dict[str, Any]]:
                 yield row
     except FileNotFoundError:
         raise QuintetError(f"{path} does not exist") from None
+
+
+def header_format(header: Path) -> str | None:
+    """The format that a header file names; None where it is missing or no header."""
+    try:
+        found = read_json(header) if header.is_file() else None
+    except QuintetError:
+        return None
+    return found.get("format") if isinstance(found, dict) else None
+
+
+def check_folder(folder: Path, header: str, format: str, names: Sequence[str]) -> None:
+    """Raise where `header` or one of `names` exists in a folder that is not of this format: someone else made it."""
+    if header_format(folder / header) in (format, format + UNFINISHED):
+        return
+    for name in (header, *names):
+        if os.path.lexists(folder / name):
+            raise CorpusError(
+                f"{folder / name} is in the way: Quintet did not write it and does not replace it; "
+                "move it, or choose another folder"
+            )
+
+
+def begin_folder(folder: Path, header: str, format: str, names: Sequence[str]) -> None:
+    """Mark a folder as unfinished, after `check_folder`; then `names` are written, and the final header last."""
+    check_folder(folder, header, format, names)
+    write_json(folder / header, {"format": format + UNFINISHED})
+
+
+def read_header(path: Path, format: str, version: int, missing: str) -> dict[str, Any]:
+    """The header of a finished folder. `missing`: the error where there is none, or an unfinished one."""
+    found = header_format(path)
+    if not path.is_file() or found == format + UNFINISHED:
+        raise CorpusError(missing)
+    header: dict[str, Any] = read_json(path)
+    if found != format or header.get("version", 0) > version:
+        what = f"{found!r} of version {header.get('version')}" if found == format else repr(found)
+        raise CorpusError(f"{path}: the format is {what}; this Quintet reads {format} up to version {version}")
+    return header

@@ -95,7 +95,22 @@ def test_saving_again_replaces_the_manifest_last(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(np, "save", full_disk)
     with pytest.raises(Exception, match="no space"):
         lists.save(tmp_path)
-    assert not (tmp_path / "manifest.json").exists()
+    with pytest.raises(CorpusError, match="no finished negatives"):
+        NegativeLists.open(tmp_path)
+    assert NegativeLists.find(tmp_path) is None
+    monkeypatch.undo()
+    lists.save(tmp_path)
+    assert np.array_equal(NegativeLists.open(tmp_path).texts, lists.texts)
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "texts.npy", "images.npy"])
+def test_saving_never_replaces_files_of_someone_else(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"{}")
+    with pytest.raises(CorpusError, match="in the way"):
+        make_lists(make_split()).save(tmp_path)
+    with pytest.raises(CorpusError, match="in the way"):
+        NegativeLists.find(tmp_path)
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [(name, b"{}")]
 
 
 def test_shapes_must_agree() -> None:

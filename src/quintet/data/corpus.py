@@ -25,9 +25,10 @@ from typing import Any
 import numpy as np
 
 from quintet.errors import CorpusError, QuintetError, suggest
-from quintet.files import read_json, read_jsonl, write_json, write_jsonl
+from quintet.files import begin_folder, read_header, read_json, read_jsonl, write_json, write_jsonl
 
 FORMAT, VERSION = "quintet-corpus", 1
+HEADER, TABLES = "corpus.json", ("images.jsonl", "texts.jsonl", "splits.json")
 MAX_WORDS = 1_000  # a longer "text" is a mistake in the source, and would cost memory in every batch it is in
 
 
@@ -107,17 +108,8 @@ class Split:
 
 def read_corpus_head(folder: Path) -> dict[str, Any]:
     """corpus.json, checked."""
-    if not (folder / "corpus.json").is_file():
-        raise CorpusError(
-            f"{folder} is not a corpus (no corpus.json); make one with `quintet data import FORMAT SOURCE {folder}`"
-        )
-    head = read_json(folder / "corpus.json")
-    if head.get("format") != FORMAT or head.get("version", 0) > VERSION:
-        raise CorpusError(
-            f"{folder} is a {head.get('format')} of version {head.get('version')}; "
-            f"this Quintet reads {FORMAT} up to {VERSION}"
-        )
-    return head
+    missing = f"{folder} is not a corpus (no finished {HEADER}); make one with `quintet data import FORMAT SOURCE OUT`"
+    return read_header(folder / HEADER, FORMAT, VERSION, missing)
 
 
 def split_checksum(split: Split) -> str:
@@ -218,19 +210,20 @@ class Corpus:
         return self.root / image.path  # an absolute path stays itself
 
     def save(self, folder: Path | str) -> None:
+        """Write the tables. A corpus in `folder` is replaced; files of the same names that are no corpus are kept.
+
+        `CorpusError` names a file that is in the way.
+        """
         folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "corpus.json").unlink(missing_ok=True)  # until it is back, what stands here is old and new mixed
+        begin_folder(folder, HEADER, FORMAT, TABLES)
         write_jsonl(folder / "images.jsonl", (_image_row(image) for image in self.images))
         write_jsonl(folder / "texts.jsonl", (_text_row(text) for text in self.texts))
         write_json(folder / "splits.json", self.splits)
-        # Written last: a folder without it is an unfinished import.
-        write_json(
-            folder / "corpus.json", {"format": FORMAT, "version": VERSION, "name": self.name, "notes": self.notes}
-        )
+        write_json(folder / HEADER, {"format": FORMAT, "version": VERSION, "name": self.name, "notes": self.notes})
 
     @staticmethod
     def open(folder: Path | str) -> Corpus:
+        """Read a corpus folder, as `quintet data import` and `quintet.import_corpus` write it."""
         folder = Path(folder)
         head = read_corpus_head(folder)
         try:

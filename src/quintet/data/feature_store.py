@@ -26,9 +26,9 @@ from torch import Tensor
 
 from quintet.data.batches import ImageBatch
 from quintet.errors import CorpusError
-from quintet.files import atomic_write, read_json, write_json
+from quintet.files import atomic_write, read_header, read_json, write_json
 
-FORMAT, VERSION = "quintet-features", 1
+FORMAT, VERSION, HEADER = "quintet-features", 1, "manifest.json"
 RESIDENT_BYTES = 256 * 2**20  # mapped pages are given back to the system after this much has been read
 READ_AROUND = 64 * 2**10  # touching one byte of a mapped file brings in its neighbourhood
 
@@ -47,14 +47,8 @@ class FeatureStore:
 
     def __init__(self, folder: Path | str) -> None:
         self.folder = Path(folder)
-        manifest_path = self.folder / "manifest.json"
-        if not manifest_path.is_file():
-            raise CorpusError(
-                f"{self.folder} holds no finished features (no manifest.json); make them with `quintet features CORPUS`"
-            )
-        self.manifest: dict[str, Any] = read_json(manifest_path)
-        if self.manifest.get("format") != FORMAT or self.manifest.get("version", 0) > VERSION:
-            raise CorpusError(f"{manifest_path}: this Quintet reads {FORMAT} up to version {VERSION}")
+        missing = f"{self.folder} holds no finished features (in {HEADER}); make them with `quintet features CORPUS`"
+        self.manifest = read_header(self.folder / HEADER, FORMAT, VERSION, missing)
         self.ids: list[str] = read_json(self.folder / "ids.json")
         self._place = _array(self.folder / "rows.npy")  # (n, 2)
         if len(self.ids) != len(self._place):
@@ -225,7 +219,7 @@ def write_manifest(
     write_json(folder / "ids.json", list(ids))
     parts_json = [{key: value for key, value in vars(part).items() if value is not None} for part in parts]
     write_json(
-        folder / "manifest.json",
+        folder / HEADER,
         {"format": FORMAT, "version": VERSION, "fragments": fragments, "dim": dim, "tower": tower, "parts": parts_json},
     )
 
@@ -238,11 +232,8 @@ class WordFeatures:
 
     def __init__(self, folder: Path | str) -> None:
         self.folder = Path(folder)
-        manifest = read_json(self.folder / "manifest.json")
-        if manifest.get("format") != WORDS_FORMAT or manifest.get("version", 0) > WORDS_VERSION:
-            raise CorpusError(
-                f"{self.folder}: this Quintet reads {WORDS_FORMAT} up to version {WORDS_VERSION}; remove the folder"
-            )
+        missing = f"{self.folder} holds no finished word features; remove the folder, and they are computed again"
+        manifest = read_header(self.folder / HEADER, WORDS_FORMAT, WORDS_VERSION, missing)
         try:
             self._features = np.load(self.folder / "features.npy", mmap_mode="r")  # (words, dim)
             self._starts = np.load(self.folder / "starts.npy")  # (texts + 1,)
@@ -301,6 +292,6 @@ def write_word_features(
     with atomic_write(folder / "starts.npy") as temporary, temporary.open("wb") as file:
         np.save(file, starts)
     write_json(
-        folder / "manifest.json",
+        folder / HEADER,
         {"format": WORDS_FORMAT, "version": WORDS_VERSION, "texts": len(lengths), "dim": dim, "dtype": dtype, **facts},
     )

@@ -8,7 +8,7 @@ On disk, a folder:
     image_scores.npy    (n_texts, h_i) float32
     manifest.json       {"format": "quintet-negatives", "version": 1, "split": ..., "matcher": ..., ...}
 
-The manifest is written last: a folder without it holds no lists.
+The manifest is written last; until then it says that the lists are unfinished.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ import torch
 
 from quintet.data.corpus import Split, split_checksum
 from quintet.errors import CorpusError
-from quintet.files import atomic_write, read_json, write_json
+from quintet.files import atomic_write, begin_folder, check_folder, header_format, read_header, write_json
 
-FORMAT, VERSION = "quintet-negatives", 1
+FORMAT, VERSION, HEADER = "quintet-negatives", 1, "manifest.json"
 _ARRAYS = {"texts": np.int32, "text_scores": np.float32, "images": np.int32, "image_scores": np.float32}
+_FILES = [f"{name}.npy" for name in _ARRAYS]
 
 
 @dataclass(frozen=True)
@@ -65,32 +66,21 @@ class NegativeLists:
         return (np.asarray(self.images) >= 0).sum(axis=1)
 
     def save(self, folder: Path | str) -> None:
-        """Complete or absent: until the manifest is there, `open` refuses the folder."""
+        """Write the lists. Lists in `folder` are replaced; other files of the same names are kept, with an error."""
         folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "manifest.json").unlink(missing_ok=True)  # until it is back, what stands here is old and new mixed
+        begin_folder(folder, HEADER, FORMAT, _FILES)
         for name in _ARRAYS:
             with atomic_write(folder / f"{name}.npy") as temporary, temporary.open("wb") as file:
                 np.save(file, np.ascontiguousarray(getattr(self, name)))
         shapes = {name: list(getattr(self, name).shape) for name in _ARRAYS}
-        write_json(
-            folder / "manifest.json", {"format": FORMAT, "version": VERSION} | self.manifest | {"shapes": shapes}
-        )
+        write_json(folder / HEADER, {"format": FORMAT, "version": VERSION} | self.manifest | {"shapes": shapes})
 
     @staticmethod
     def open(folder: Path | str, mmap: bool = True) -> NegativeLists:
         """Read what `save` wrote; memory-mapped, pages are read when they are touched."""
         folder = Path(folder)
-        if not (folder / "manifest.json").is_file():
-            raise CorpusError(
-                f"{folder} holds no finished negatives (no manifest.json); make them with `quintet mine RUN CORPUS`"
-            )
-        manifest = read_json(folder / "manifest.json")
-        if manifest.get("format") != FORMAT or manifest.get("version", 0) > VERSION:
-            raise CorpusError(
-                f"{folder} is a {manifest.get('format')} of version {manifest.get('version')}; "
-                f"this Quintet reads {FORMAT} up to {VERSION}"
-            )
+        missing = f"{folder} holds no finished negatives (in {HEADER}); make them with `quintet mine RUN CORPUS`"
+        manifest = read_header(folder / HEADER, FORMAT, VERSION, missing)
         arrays = {}
         for name, dtype in _ARRAYS.items():
             path = folder / f"{name}.npy"
@@ -105,6 +95,12 @@ class NegativeLists:
                 )
             arrays[name] = array
         return NegativeLists(**arrays, manifest=manifest)
+
+    @staticmethod
+    def find(folder: Path | str) -> NegativeLists | None:
+        """The finished lists in a folder, or None where `save` may write some; `CorpusError` where it may not."""
+        check_folder(Path(folder), HEADER, FORMAT, _FILES)
+        return NegativeLists.open(folder) if header_format(Path(folder) / HEADER) == FORMAT else None
 
     def check(self, split: Split, weights: str | None = None) -> None:
         """Refuse lists that were not mined for this split, or not by the matcher with these weights (a checksum)."""

@@ -57,9 +57,9 @@ def mine_run(
 
 
 def _already(out: Path, run: Run, split: Split, settings: dict[str, Any]) -> NegativeLists | None:
-    if not (out / "manifest.json").is_file():
+    lists = NegativeLists.find(out)
+    if lists is None:
         return None
-    lists = NegativeLists.open(out)
     wanted = (split_checksum(split), run.weights_checksum, settings)
     known = lists.manifest
     found = (known.get("split_checksum"), known.get("matcher", {}).get("weights"), known.get("options"))
