@@ -26,7 +26,7 @@ from torch import Tensor
 
 from quintet.data.batches import ImageBatch
 from quintet.errors import CorpusError
-from quintet.files import atomic_write, read_header, read_json, write_json
+from quintet.files import atomic_write, begin_folder, read_header, read_json, write_json
 
 FORMAT, VERSION, HEADER = "quintet-features", 1, "manifest.json"
 RESIDENT_BYTES = 256 * 2**20  # mapped pages are given back to the system after this much has been read
@@ -200,6 +200,11 @@ def _map(path: Path) -> np.memmap:
         raise CorpusError(f"feature file {path} does not exist; was it moved since the import?") from None
     except (ValueError, OSError) as error:
         raise CorpusError(f"feature file {path} is not a complete .npy array: {error}") from None
+
+
+def begin_features(folder: Path | str, names: Sequence[str]) -> None:
+    """Before files of these names are written into a feature folder; `CorpusError` where someone else's are there."""
+    begin_folder(Path(folder), HEADER, FORMAT, ("ids.json", "rows.npy", *names))
 
 
 def write_manifest(

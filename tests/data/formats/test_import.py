@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from quintet.data.corpus import Corpus
-from quintet.data.formats import FORMATS, get_format, import_corpus
+from quintet.data.formats import FORMATS, get_format, import_corpus, parse_options
 from quintet.data.formats.assembly import image_name
 from quintet.errors import CorpusError
 
@@ -47,6 +47,14 @@ def test_a_typo_in_the_format_or_an_option_is_answered(source: Path, tmp_path: P
     assert not (tmp_path / "out").exists()
 
 
+def test_the_earlier_name_of_an_option_is_understood() -> None:
+    assert parse_options(get_format("karpathy"), {"pictures": "photos"}) == {"images": Path("photos")}
+    with pytest.raises(CorpusError, match="'images' is given twice"):
+        parse_options(get_format("karpathy"), {"pictures": "photos", "images": "photos"})
+    with pytest.raises(CorpusError, match="no option 'pictures'"):
+        parse_options(get_format("precomp"), {"pictures": "photos"})
+
+
 def test_a_source_that_does_not_exist(tmp_path: Path) -> None:
     with pytest.raises(CorpusError, match="does not exist; SOURCE holds"):
         import_corpus("folder", tmp_path / "nowhere", tmp_path / "out")
@@ -77,7 +85,7 @@ def test_a_copy_can_be_moved(source: Path, tmp_path: Path) -> None:
     assert all(corpus.image_path(image).is_file() for image in corpus.images)
 
 
-def test_a_corpus_is_not_overwritten_unless_told(source: Path, tmp_path: Path) -> None:
+def test_a_corpus_is_not_overwritten_unless_allowed(source: Path, tmp_path: Path) -> None:
     import_corpus("folder", source, tmp_path / "out")
     with pytest.raises(CorpusError, match="already holds a corpus"):
         import_corpus("folder", source, tmp_path / "out", name="new")

@@ -2,22 +2,97 @@
 
 from __future__ import annotations
 
-import filecmp
 import inspect
 import os
-import shutil
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib import import_module
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from quintet.data.corpus import Corpus, Image
-from quintet.data.formats.assembly import image_name
+from quintet.data.corpus import FORMAT, HEADER, TABLES, Corpus, Image
+from quintet.data.formats.assembly import ImageFolder
 from quintet.errors import CorpusError, suggest
-from quintet.files import atomic_write
+from quintet.files import begin_folder, check_folder, header_format
+
+OLD_OPTIONS = {"pictures": "images"}  # earlier names, still understood
+
+
+def import_corpus(
+    format: str,
+    source: Path | str,
+    out: Path | str,
+    *,
+    name: str | None = None,
+    copy: bool = False,
+    overwrite: bool = False,
+    **options: Any,
+) -> Corpus:
+    """Read a dataset in one of the `FORMATS`, write it as a corpus folder at `out`, and return that corpus, opened.
+
+    The images stay where they are and the corpus points at them. With `copy` they are copied into `out/pictures`, so
+    that the folder can be moved. `options` are those of the format (`quintet data formats` lists them), as values or
+    as strings.
+
+    A corpus at `out` is replaced only with `overwrite`. Files that no import wrote are never replaced: `CorpusError`
+    names the one that is in the way.
+
+    >>> from tempfile import mkdtemp
+    >>> corpus = import_corpus("scenes", "-", mkdtemp(), train=4, dev=2, test=2, size=32)
+    >>> len(corpus.images), len(corpus.split("train").texts)
+    (8, 20)
+    """
+    chosen, source, out = get_format(format), Path(source), Path(out)
+    parsed = parse_options(chosen, options)
+    if not source.exists() and not chosen.generated:
+        raise CorpusError(f"{source} does not exist; SOURCE holds {chosen.help}")
+    if out.exists() and not out.is_dir():
+        raise CorpusError(f"{out} is a file; OUT is the folder to make")
+    check_folder(out, HEADER, FORMAT, TABLES)
+    replaces = header_format(out / HEADER) == FORMAT
+    if replaces and not overwrite:
+        raise CorpusError(f"{out} already holds a corpus; choose another folder, or allow overwriting it")
+    if chosen.generated:
+        corpus = chosen.read(out, overwrite=overwrite, **parsed)
+        if name:
+            corpus.name = name
+            corpus.save(out)
+        return corpus
+    if chosen.needs_out:
+        if replaces:
+            begin_folder(out, HEADER, FORMAT, TABLES)  # from here on the old corpus no longer fits its files
+        parsed["out"] = out
+    corpus = chosen.read(source, **parsed)
+    point = _copier(out) if copy else _pointer(out)
+    images = [image if image.path is None else point(image, corpus.image_path(image)) for image in corpus.images]
+    os.sync()  # the copied or unpacked images: one sync for all of them, before the tables that name them
+    Corpus(name or corpus.name, images, corpus.texts, corpus.splits, out, corpus.notes).save(out)
+    return Corpus.open(out)
+
+
+def _pointer(out: Path) -> Callable[[Image, Path], Image]:
+    """Paths inside the corpus folder are relative, others absolute."""
+    inside = out.resolve()
+
+    def point(image: Image, path: Path) -> Image:
+        resolved = path.resolve()
+        if resolved.is_relative_to(inside):
+            return replace(image, path=resolved.relative_to(inside).as_posix())
+        return replace(image, path=str(path.absolute()))
+
+    return point
+
+
+def _copier(out: Path) -> Callable[[Image, Path], Image]:
+    folder = ImageFolder(out)
+
+    def copy(image: Image, path: Path) -> Image:
+        target, facts = folder.add(image.id, path.suffix, path)
+        return replace(image, path=target.relative_to(out).as_posix(), extra=image.extra | facts)
+
+    return copy
 
 
 @dataclass(frozen=True)
@@ -49,7 +124,7 @@ class Format:
 
     name: str
     help: str
-    generated: bool = False  # there is no source: the images are made here
+    generated: bool = False  # there is no source: `make_scenes(out, **options)` draws the images
 
     @property
     def _module(self) -> ModuleType:
@@ -93,77 +168,14 @@ def get_format(name: str) -> Format:
     return FORMATS[name]
 
 
-def import_corpus(
-    format: str,
-    source: Path | str,
-    out: Path | str,
-    *,
-    name: str | None = None,
-    copy: bool = False,
-    overwrite: bool = False,
-    **options: Any,
-) -> Corpus:
-    """Read `source`, write a corpus folder at `out`, and return it opened.
-
-    Images stay where they are and the corpus points at them; with `copy` they are copied into `out/images`, so that
-    the folder can be moved. Options are those of the format (`get_format(format).options`), as values or as strings.
-    """
-    chosen, source, out = get_format(format), Path(source), Path(out)
-    parsed = parse_options(chosen, options)
-    if not source.exists() and not chosen.generated:
-        raise CorpusError(f"{source} does not exist; SOURCE holds {chosen.help}")
-    if out.exists() and not out.is_dir():
-        raise CorpusError(f"{out} is a file; OUT is the folder to make")
-    if (out / "corpus.json").exists() and not overwrite:
-        raise CorpusError(f"{out} already holds a corpus; choose another folder, or allow overwriting it")
-    if chosen.generated:
-        corpus = chosen.read(out, overwrite=overwrite, **parsed)
-        if name:
-            corpus.name = name
-            corpus.save(out)
-        return corpus
-    if chosen.needs_out:
-        (out / "corpus.json").unlink(missing_ok=True)  # from here on the folder counts as unfinished
-        parsed["out"] = out
-    corpus = chosen.read(source, **parsed)
-    place = _copier(out, overwrite) if copy else _pointer(out)
-    images = [image if image.path is None else place(image, corpus.image_path(image)) for image in corpus.images]
-    Corpus(name or corpus.name, images, corpus.texts, corpus.splits, out, corpus.notes).save(out)
-    return Corpus.open(out)
-
-
 def parse_options(format: Format, options: dict[str, Any]) -> dict[str, Any]:
-    known = format.options
-    for option in options:
+    """The reader's arguments from options as values or strings."""
+    known, parsed = format.options, {}
+    for given, value in options.items():
+        option = given if given in known else OLD_OPTIONS.get(given, given)
         if option not in known:
-            raise CorpusError(f"format {format.name!r} has no option {option!r}; {suggest(option, known)}")
-    return {option: known[option].parse(value) for option, value in options.items()}
-
-
-def _pointer(out: Path) -> Callable[[Image, Path], Image]:
-    inside = out.resolve()
-
-    def point(image: Image, path: Path) -> Image:
-        resolved = path.resolve()
-        if resolved.is_relative_to(inside):
-            return replace(image, path=resolved.relative_to(inside).as_posix())
-        return replace(image, path=str(path.absolute()))
-
-    return point
-
-
-def _copier(out: Path, overwrite: bool) -> Callable[[Image, Path], Image]:
-    taken: set[str] = set()
-
-    def copy(image: Image, path: Path) -> Image:
-        target = PurePosixPath("pictures") / image_name(image.id, path.suffix, taken)
-        place = out / target
-        if place.exists() and (place.samefile(path) or filecmp.cmp(place, path, shallow=False)):
-            return replace(image, path=str(target))
-        if os.path.lexists(place) and not overwrite:
-            raise CorpusError(f"{place} is in the way of an image to be copied; move it, or choose another folder")
-        with atomic_write(place) as temporary:
-            shutil.copyfile(path, temporary)
-        return replace(image, path=str(target))
-
-    return copy
+            raise CorpusError(f"format {format.name!r} has no option {given!r}; {suggest(given, known)}")
+        if option in parsed:
+            raise CorpusError(f"option {option!r} is given twice, once as {given!r}")
+        parsed[option] = known[option].parse(value)
+    return parsed

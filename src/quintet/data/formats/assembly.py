@@ -1,15 +1,20 @@
-"""What the readers share: lines with their numbers, notes on what was skipped, and putting a corpus together."""
+"""What the readers share: reading lines, notes on what was skipped, image files, splits, and assembling a corpus."""
 
 from __future__ import annotations
 
+import filecmp
 import hashlib
+import os
+import shutil
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from quintet.data.corpus import Corpus, Image, Text
-from quintet.errors import CorpusError
+from quintet.errors import CorpusError, QuintetError
+from quintet.files import atomic_write, read_jsonl
 
 
 @dataclass
@@ -17,7 +22,7 @@ class Entry:
     """One image as a source describes it."""
 
     id: str
-    captions: list[str]  # also the empty ones: their places number the texts
+    captions: list[str]  # including empty ones: the position numbers the text
     split: str | None  # None: chosen by hash
     path: Path | None = None
     group: str | None = None  # None: the image is a group of its own
@@ -43,8 +48,8 @@ class Notes:
         """Something is left out on purpose, also where `strict`."""
         self._found.setdefault(what, []).append(example)
 
-    def say(self, sentence: str) -> None:
-        self._said.append(sentence)
+    def say(self, text: str) -> None:
+        self._said.append(text)
 
     def lines(self) -> list[str]:
         """
@@ -116,6 +121,43 @@ def given_or_found(given: Path | None, folder: Path, names: Sequence[str], what:
     raise CorpusError(f"{what} {given} does not exist (option {option})")
 
 
+COPIED = "copied"  # a field of images.jsonl: an import wrote the image file
+
+
+class ImageFolder:
+    """`OUT/pictures`, where an import writes images. Only files that an earlier import wrote are replaced."""
+
+    def __init__(self, out: Path) -> None:
+        self.out = out
+        self._names: set[str] = set()
+        self._written: set[str] = set()
+        with suppress(QuintetError):  # no earlier import, or a damaged one: then nothing is replaced
+            self._written = {row["path"] for row in read_jsonl(out / "images.jsonl") if row.get(COPIED)}
+
+    def add(self, id_: str, suffix: str, content: Path | bytes) -> tuple[Path, dict[str, bool]]:
+        """Write an image, a copy of a file or bytes. Its path, and the fields for its row of images.jsonl."""
+        path = self.out / "pictures" / image_name(id_, suffix, self._names)
+        written = path.relative_to(self.out).as_posix() in self._written
+        if path.is_file() and _holds(path, content):
+            return path, {COPIED: True} if written else {}
+        if os.path.lexists(path) and not written:
+            raise CorpusError(
+                f"{path} is in the way of an image, and no import wrote it; move it, or choose another folder"
+            )
+        with atomic_write(path, sync=False) as temporary:
+            if isinstance(content, bytes):
+                temporary.write_bytes(content)
+            else:
+                shutil.copyfile(content, temporary)
+        return path, {COPIED: True}
+
+
+def _holds(path: Path, content: Path | bytes) -> bool:
+    if isinstance(content, bytes):
+        return path.stat().st_size == len(content) and path.read_bytes() == content
+    return path.samefile(content) or filecmp.cmp(path, content, shallow=False)
+
+
 def image_name(id_: str, suffix: str, taken: set[str]) -> str:
     """A file name for an image, made of its id, that stays inside its folder and differs from those taken.
 
@@ -155,12 +197,12 @@ def split_by_hash(group: str, fractions: dict[str, float], seed: int = 0) -> str
     ['test', 'test', 'test', 'train']
     """
     digest = hashlib.sha256(f"{seed}:{group}".encode()).digest()
-    place, limit = int.from_bytes(digest[:8], "big") / 2**64, 0.0
+    position, limit = int.from_bytes(digest[:8], "big") / 2**64, 0.0
     for name, share in fractions.items():
         limit += share
-        if place < limit:
+        if position < limit:
             return name
-    return max(fractions, key=lambda name: fractions[name])  # rounding let the shares end just below 1
+    return max(fractions, key=lambda name: fractions[name])  # by rounding, the shares can sum to just below 1
 
 
 def assemble(
@@ -195,7 +237,7 @@ def assemble(
             notes.skip("images without a caption", image.id)
     images = [image for image in images if image.group in described]
     if not images:
-        raise CorpusError(f"{name}: nothing to import. {'; '.join(notes.lines()) or 'The source has no pictures'}")
+        raise CorpusError(f"{name}: nothing to import. {'; '.join(notes.lines()) or 'The source has no images'}")
     chosen = _splits(kept, described, fractions, seed, splits, notes)
     return Corpus(name, images, texts, chosen, notes=notes.lines())
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from quintet.data.corpus import Corpus, Image
-from quintet.data.feature_store import Part, write_manifest
+from quintet.data.feature_store import Part, begin_features, write_manifest
 from quintet.data.formats.assembly import Entry, Notes, assemble, read_lines
 from quintet.errors import CorpusError
 from quintet.files import atomic_write
@@ -111,6 +111,7 @@ def read(
     notes = Notes(strict)
     folder = out / "features" / features
     names = _split_names(source, notes)
+    begin_features(folder, [f"{name}_boxes.npy" for name in names])
     found = [_open(source, name, ids, captions_per_image, size_order, folder, notes) for name in names]
     found = _join_test_sets(found, notes)
     corpus, places = _corpus(source, found, dev_images, notes)

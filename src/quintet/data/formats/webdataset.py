@@ -12,9 +12,10 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from quintet.data.corpus import Corpus
-from quintet.data.formats.assembly import Entry, Notes, assemble, image_name, parse_fractions, split_name
+from quintet.data.formats.assembly import Entry, ImageFolder, Notes, assemble, parse_fractions, split_name
 from quintet.data.images import IMAGE_SUFFIXES
 from quintet.errors import CorpusError
 
@@ -33,6 +34,7 @@ OPTIONS = {
 class _Sample:
     captions: list[str] = field(default_factory=list)
     image: Path | None = None
+    extra: dict[str, Any] = field(default_factory=dict)  # of the image's row
 
 
 def read(
@@ -51,17 +53,17 @@ def read(
         raise CorpusError(f"{source} holds no tar shards ({', '.join(PATTERNS)})")
     entries: list[Entry] = []
     seen: dict[str, Path] = {}
-    taken: set[str] = set()
+    folder = ImageFolder(out)
     for shard in shards:
         split = _split_of(shard, source)
-        for key, sample in _samples(shard, out / "pictures", caption, taken, notes).items():
+        for key, sample in _samples(shard, folder, caption, notes).items():
             if key in seen:
                 raise CorpusError(f"key {key!r} is in {seen[key]} and in {shard}; keys must be unique")
             seen[key] = shard
             if sample.image is None:
                 notes.skip("samples without an image", f"{shard.name}:{key}")
                 continue
-            entries.append(Entry(key, sample.captions, split, sample.image))
+            entries.append(Entry(key, sample.captions, split, sample.image, extra=sample.extra))
     return assemble(
         source.resolve().name.split(".")[0],
         entries,
@@ -81,7 +83,7 @@ def _split_of(shard: Path, source: Path) -> str | None:
     return None
 
 
-def _samples(shard: Path, pictures: Path, caption: str | None, taken: set[str], notes: Notes) -> dict[str, _Sample]:
+def _samples(shard: Path, folder: ImageFolder, caption: str | None, notes: Notes) -> dict[str, _Sample]:
     samples: dict[str, _Sample] = {}
     for name, data in shard_files(shard, notes):
         path = PurePosixPath(name)
@@ -92,9 +94,7 @@ def _samples(shard: Path, pictures: Path, caption: str | None, taken: set[str], 
         if suffix in IMAGE_SUFFIXES:
             if sample.image is not None:
                 raise CorpusError(f"{where}: the key {key!r} has an image already; keys must be unique")
-            sample.image = pictures / image_name(key, suffix, taken)
-            sample.image.parent.mkdir(parents=True, exist_ok=True)
-            sample.image.write_bytes(data)
+            sample.image, sample.extra = folder.add(key, suffix, data)
         elif suffix == ".txt":
             sample.captions += [line for line in _decode(data, where).split("\n") if line.strip()]
         elif suffix == ".json":

@@ -12,11 +12,12 @@ from typing import Any
 
 from PIL import Image as PILImage
 
-from quintet.data.corpus import Corpus, Image, Text
+from quintet.data.corpus import FORMAT, HEADER, Corpus, Image, Text
 from quintet.data.scenes.captions import captions
 from quintet.data.scenes.render import Drawing, draw
 from quintet.data.scenes.scene import Scene, family, generator
 from quintet.errors import CorpusError
+from quintet.files import header_format
 
 OPTIONS = {
     "train": "how many training scenes",
@@ -25,9 +26,11 @@ OPTIONS = {
     "seed": "another number gives other scenes",
     "size": "width and height of the images in pixels",
 }
-# What is replaced by overwriting: a corpus of scenes, and features of it.
+# What overwriting replaces: a corpus of scenes, its features, and its cached text features.
 _OWN_FILE = re.compile(
-    r"(corpus|splits)\.json|(images|texts)\.jsonl|pictures/(train|dev|test)-\d+\.png|features/[^/]+/[^/]+\.(npy|jsonl?)"
+    r"(corpus|splits)\.json|(images|texts)\.jsonl|pictures/(train|dev|test)-\d+\.png"
+    r"|features/[^/]+/((settings|skipped|manifest|ids)\.json|journal\.jsonl|(features|boxes|rows)\.npy)"
+    r"|texts/[^/]+-[0-9a-f]{16}/(manifest\.json|(features|starts)\.npy)"
 )
 SMALLEST = 32  # pixels; below this a small thing has no shape
 # Held-out scenes are drawn first and are never drawn again, so they do not depend on how many are trained on.
@@ -83,8 +86,8 @@ def _check(sizes: dict[str, int], seed: int, size: int) -> None:
 
 def _check_place(out: Path, overwrite: bool) -> None:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        if not (out / "corpus.json").is_file():
-            raise CorpusError(f"{out} exists and is not an empty folder; choose another")
+        if header_format(out / HEADER) != FORMAT:
+            raise CorpusError(f"{out} exists and is not an empty folder or a corpus; choose another")
         if not overwrite:
             raise CorpusError(f"{out} already holds a corpus; choose another folder, or allow overwriting it")
         for path in sorted(out.rglob("*")):
