@@ -69,7 +69,7 @@ def killer(after: int) -> Callable[[int, int], None]:
 
 def extract(corpus: Corpus, weights: Path, name: str = "f", **arguments: Any) -> ExtractReport:
     return extract_features(
-        corpus, "small-cnn", name, weights=weights, **({"batch_size": 2, "device": "cpu"} | arguments)
+        corpus, "small-cnn", name=name, weights=weights, **({"batch_size": 2, "device": "cpu"} | arguments)
     )
 
 
@@ -163,7 +163,7 @@ def progress(done, total):
     print(done, flush=True)
     time.sleep(0.05)
 corpus, weights = Corpus.open(sys.argv[1]), sys.argv[2]
-extract_features(corpus, "small-cnn", "f", weights=weights, batch_size=2, device="cpu", progress=progress)
+extract_features(corpus, "small-cnn", name="f", weights=weights, batch_size=2, device="cpu", progress=progress)
 """
 
 
@@ -289,6 +289,14 @@ def test_features_that_overflow_are_not_written(corpus: Corpus, weights: Path, m
     assert extract(corpus, weights, dtype="float32", overwrite=True).written == COUNT
 
 
+def test_a_folder_stands_for_its_corpus(corpus: Corpus, weights: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    corpus.save(corpus.root)
+    report = extract_features(corpus.root, "small-cnn", weights=weights, grid="2x3", device="cpu", progress=True)
+    assert report.folder == corpus.root / "features" / "small-cnn"
+    assert FeatureStore(report.folder).fragments == 6
+    assert "small-cnn" in capsys.readouterr().out, "a bar was drawn"
+
+
 def test_bad_requests(corpus: Corpus, weights: Path) -> None:
     for name in ("../up", "a/b", ".hidden"):
         with pytest.raises(CorpusError, match="folder name"):
@@ -297,6 +305,11 @@ def test_bad_requests(corpus: Corpus, weights: Path) -> None:
         extract(corpus, weights, dtype="float64")
     with pytest.raises(CorpusError, match="at least one image"):
         extract(corpus, weights, batch_size=0)
+    with pytest.raises(CorpusError, match="workers=0"):
+        extract(corpus, weights, workers=0)
+    for grid in ("4x", "0", "1x2x3", 65, (0, 6)):
+        with pytest.raises(QuintetError, match="4x8 for 4 rows of 8"):
+            extract(corpus, weights, grid=grid)
     with pytest.raises(QuintetError, match="did you mean 'small-cnn'"):
         extract_features(corpus, "smal-cnn")
     bare = Corpus("bare", [Image("i", "g")], [Text("t", "g", "x")], {}, root=corpus.root)

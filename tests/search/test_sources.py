@@ -55,7 +55,9 @@ def test_features_of_a_corpus_are_read_and_not_made_again(
     vse: Path, tower: dict[str, Any], corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the index holds is what the matcher makes of the stored features; the tower is not run."""
-    extract_features(corpus, "small-cnn", "small", weights=tower["weights"], grid=(2, 3), dtype="float32", device="cpu")
+    extract_features(
+        corpus, "small-cnn", name="small", weights=tower["weights"], grid=(2, 3), dtype="float32", device="cpu"
+    )
     from quintet.search.encoder import FeatureView
 
     monkeypatch.setattr(FeatureView, "batch", lambda *_: pytest.fail("the tower was run"))

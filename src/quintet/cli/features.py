@@ -66,7 +66,7 @@ def features_command(
         report = extract_features(
             Corpus.open(corpus),
             backbone,
-            name,
+            name=name,
             weights=weights,
             grid=_grid(grid),
             crop=crop.value,

@@ -23,7 +23,7 @@ from rich.text import Text
 
 
 @contextmanager
-def work_bar(console: Console, description: str, unit: str) -> Iterator[Callable[[int, int], None]]:
+def work_bar(console: Console, description: str, unit: str) -> Iterator[Callable[[int, int | None], None]]:
     """Gives a function of (done, total). Where nobody watches, nothing is drawn."""
     bar = Progress(
         TextColumn("{task.description}"),
@@ -38,7 +38,7 @@ def work_bar(console: Console, description: str, unit: str) -> Iterator[Callable
     with bar:
         task = bar.add_task(description, total=None, start=False)
 
-        def progress(done: int, total: int) -> None:
+        def progress(done: int, total: int | None) -> None:
             # What an earlier run did must not count as speed: the clock starts at the first call.
             if not bar.tasks[task].started:
                 bar.start_task(task)

@@ -1,10 +1,10 @@
-"""Features of every image of a corpus: `quintet features`."""
+"""`extract_features`: features of every image of a corpus, written batch by batch (`quintet features`)."""
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,13 +12,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quintet.backbones import DEFAULT_TOWER
 from quintet.backbones.extractor import Crop, FeatureExtractor
 from quintet.data.corpus import Corpus, Image
 from quintet.data.images import open_image
 from quintet.data.loading import batches_ahead
-from quintet.errors import CorpusError, ImageError
+from quintet.errors import CorpusError, ImageError, QuintetError
 from quintet.features.job import Dtype, FeatureJob, Skipped, finished_features, image_fingerprint
 from quintet.runs.devices import cores_for_decoding, pick_device
+from quintet.runs.run import Progress, reported
+
+MAX_SIDE = 64  # cells along a side of an image
 
 
 @dataclass(frozen=True)
@@ -38,66 +42,94 @@ class ExtractReport:
         return (self.images - self.resumed) / self.seconds if self.seconds else 0.0
 
 
-def feature_name(tower: str) -> str:
-    """The folder name of a tower's features, where none is given.
-
-    >>> feature_name("efficientnet-lite0"), feature_name("hf:facebook/dinov2-small")
-    ('efficientnet-lite0', 'facebook-dinov2-small')
-    """
-    return re.sub(r"[^\w.-]+", "-", tower.split(":", 1)[-1]).strip("-.") or "features"
-
-
 def extract_features(
-    corpus: Corpus,
-    tower: str,
-    name: str | None = None,
+    corpus: Corpus | Path | str,
+    backbone: str = DEFAULT_TOWER,
     *,
     weights: Path | str | None = None,
-    grid: tuple[int, int] = (6, 6),
+    name: str | None = None,
+    grid: int | str | tuple[int, int] = 6,
     crop: Crop = "squeeze",
     batch_size: int = 16,
     dtype: Dtype = "float16",
     device: str = "auto",
     workers: int = 4,
     overwrite: bool = False,
-    progress: Callable[[int, int], None] | None = None,
+    progress: bool | Progress = False,
 ) -> ExtractReport:
-    """Write the features of `corpus` under `CORPUS/features/NAME`, or go on where an earlier run was stopped.
+    """Write the features of a corpus's images under `CORPUS/features/NAME`, or resume where an earlier call stopped.
 
-    The whole image is squeezed into the tower's square unless `crop="center"`: a caption may be about what a central
-    crop cuts away. Images that cannot be read are reported and left out. `progress(done, total)` is called after
-    every batch. `overwrite` replaces features or an unfinished extraction made with other settings; the old features
-    stay until the new ones are whole.
+    `corpus` is a `Corpus` or its folder. Each image becomes rows x columns cells (`grid`: 6 for 6 x 6, "4x8" or (4, 8)
+    for 4 rows of 8) with a feature vector and a box each. `name` is the backbone's name unless given. `weights` is a
+    file for a backbone that brings none. `progress=True` draws a bar; a function is called with (done, total).
+
+    The whole image is squeezed into the backbone's square unless `crop="center"`: a caption may be about what a central
+    crop cuts away. Images that cannot be read are reported and left out. `overwrite` replaces features, or an
+    unfinished extraction, made with other settings; the previous features are kept until the new ones are complete.
+
+    >>> from tempfile import mkdtemp
+    >>> from quintet.data.formats import import_corpus
+    >>> corpus = import_corpus("scenes", "-", mkdtemp(), train=2, dev=1, test=1, size=32)
+    >>> report = extract_features(corpus, "efficientnet-lite0", grid=3)
+    >>> report.written, report.folder.relative_to(corpus.root).as_posix()
+    (4, 'features/efficientnet-lite0')
     """
     began = time.monotonic()
-    name = name or feature_name(tower)
-    _check_request(corpus, name, dtype, batch_size)
-    extractor = FeatureExtractor.create(tower, weights, grid=grid, crop=crop, device=pick_device(device))
+    corpus = corpus if isinstance(corpus, Corpus) else Corpus.open(corpus)
+    name = name or feature_name(backbone)
+    cells = _parse_grid(grid)
+    _check_request(corpus, name, dtype, batch_size, workers)
+    extractor = FeatureExtractor.create(backbone, weights, grid=cells, crop=crop, device=pick_device(device))
     total = len(corpus.images)
     folder = corpus.root / "features" / name
+    # "pictures": the key in settings.json of features that exist
     settings = {"tower": extractor.state(), "dtype": dtype, "pictures": image_fingerprint(corpus.images)}
     if folder.exists() and not overwrite:
         return ExtractReport(folder, total, finished_features(folder, settings), total, 0.0)
     shape = (total, extractor.fragments, extractor.dim)
-    with cores_for_decoding(extractor.device), FeatureJob(folder, settings, shape, dtype, overwrite) as job:
+    with (
+        cores_for_decoding(extractor.device),
+        reported(progress, backbone, total) as report,
+        FeatureJob(folder, settings, shape, dtype, overwrite) as job,
+    ):
         resumed = job.done
-        if progress:
-            progress(job.done, total)
+        report(job.done, total)
         for batch in _batches(corpus, extractor, job.done, batch_size, workers):
             _write_batch(job, extractor, batch)
-            if progress:
-                progress(job.done, total)
+            report(job.done, total)
         job.finish([image.id for image in corpus.images])
     return ExtractReport(folder, total, job.skipped, resumed, time.monotonic() - began)
 
 
-def _check_request(corpus: Corpus, name: str, dtype: str, batch_size: int) -> None:
+def feature_name(backbone: str) -> str:
+    """The folder name of a backbone's features, where none is given.
+
+    >>> feature_name("efficientnet-lite0"), feature_name("hf:facebook/dinov2-small")
+    ('efficientnet-lite0', 'facebook-dinov2-small')
+    """
+    return re.sub(r"[^\w.-]+", "-", backbone.split(":", 1)[-1]).strip("-.") or "features"
+
+
+def _parse_grid(grid: int | str | tuple[int, int]) -> tuple[int, int]:
+    """
+    >>> _parse_grid(6), _parse_grid("6"), _parse_grid("4x8"), _parse_grid((4, 8))
+    ((6, 6), (6, 6), (4, 8), (4, 8))
+    """
+    sides = [str(side).strip() for side in (grid if isinstance(grid, tuple) else str(grid).lower().split("x"))]
+    if len(sides) > 2 or not all(side.isdecimal() and 1 <= int(side) <= MAX_SIDE for side in sides):
+        raise QuintetError(f"grid {grid!r}: give 6 for 6 x 6 cells, or 4x8 for 4 rows of 8; at most {MAX_SIDE} a side")
+    return int(sides[0]), int(sides[-1])
+
+
+def _check_request(corpus: Corpus, name: str, dtype: str, batch_size: int, workers: int) -> None:
     if Path(name).name != name or name.startswith("."):
         raise CorpusError(f"{name!r} cannot be the name of features: it becomes a folder name")
     if dtype not in ("float16", "float32"):
         raise CorpusError(f"features are written as float16 or float32, not {dtype!r}")
     if batch_size < 1:
-        raise CorpusError(f"a batch has at least one image, got {batch_size}")
+        raise CorpusError(f"a batch has at least one image, got batch_size={batch_size}")
+    if workers < 1:
+        raise CorpusError(f"at least one thread decodes images, got workers={workers}")
     if not any(image.path for image in corpus.images):
         raise CorpusError(f"corpus {corpus.name!r} has no image files to extract features from")
 
@@ -117,10 +149,10 @@ def _batches(
         if image.path is None:
             return ImageError("this image has no image file")
         try:
-            picture = open_image(corpus.image_path(image))
+            opened = open_image(corpus.image_path(image))
         except ImageError as error:
             return error
-        return extractor.preprocess(picture), picture.size
+        return extractor.preprocess(opened), opened.size
 
     for images, decoded in batches_ahead(corpus.images[start:], decode, batch_size, workers):
         yield _Batch(images, decoded)
