@@ -77,8 +77,8 @@ def test_importing_quintet_does_not_import_torch_yet() -> None:
 
 
 def test_public_names_can_be_had() -> None:
-    for name in ("Codes", "ImageBatch", "TextBatch", "Corpus", "QuintetError", "create_model", "list_models"):
-        assert getattr(quintet, name) is not None
+    for name in quintet.__all__:
+        assert getattr(quintet, name) is not None, name
         assert name in dir(quintet)
     assert quintet.__version__
     with pytest.raises(AttributeError, match="no attribute 'absent'"):

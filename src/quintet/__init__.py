@@ -20,14 +20,19 @@ _PUBLIC = {
     "Corpus": "quintet.data.corpus",
     "QuintetError": "quintet.errors",
     "Evaluation": "quintet.evaluation.evaluator",
+    "build_index": "quintet.search.build",
+    "convert": "quintet.runs.convert",
     "create_model": "quintet.models",
     "evaluate": "quintet.evaluation.evaluator",
     "extract_features": "quintet.features.extract",
     "import_corpus": "quintet.data.formats",
     "list_models": "quintet.models",
     "load": "quintet.runs.run",
+    "open_index": "quintet.search.searcher",
     "open_run": "quintet.runs.run",
     "Run": "quintet.runs.run",
+    "Searcher": "quintet.search.searcher",
+    "train": "quintet.training.start",
 }
 
 if TYPE_CHECKING:
@@ -42,9 +47,14 @@ if TYPE_CHECKING:
     from quintet.features.extract import extract_features as extract_features
     from quintet.models import create_model as create_model
     from quintet.models import list_models as list_models
+    from quintet.runs.convert import convert as convert
     from quintet.runs.run import Run as Run
     from quintet.runs.run import load as load
     from quintet.runs.run import open_run as open_run
+    from quintet.search.build import build_index as build_index
+    from quintet.search.searcher import Searcher as Searcher
+    from quintet.search.searcher import open_index as open_index
+    from quintet.training.start import train as train
 
 __all__ = [*_PUBLIC, "__version__"]
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from quintet.backbones import DEFAULT_TOWER
 from quintet.backbones.extractor import Crop, FeatureExtractor
-from quintet.data.corpus import Corpus, Image
+from quintet.data.corpus import Corpus, Image, as_corpus
 from quintet.data.images import open_image
 from quintet.data.loading import batches_ahead
 from quintet.errors import CorpusError, ImageError, QuintetError
@@ -75,7 +75,7 @@ def extract_features(
     (4, 'features/efficientnet-lite0')
     """
     began = time.monotonic()
-    corpus = corpus if isinstance(corpus, Corpus) else Corpus.open(corpus)
+    corpus = as_corpus(corpus)
     name = name or feature_name(backbone)
     cells = _parse_grid(grid)
     _check_request(corpus, name, dtype, batch_size, workers)

@@ -506,7 +506,7 @@ def _slices(rows: int, size: int) -> Iterator[slice]:
 
 
 @contextmanager
-def reported(progress: bool | Progress, description: str, total: int | None) -> Iterator[Progress]:
+def reported(progress: bool | Callable[[int, Any], None], description: str, total: int | None) -> Iterator[Progress]:
     """A function that is told how many are done; the total it is given, if any, goes before the one known here."""
     if callable(progress):
         function = progress

@@ -257,3 +257,8 @@ def _number_of(manifest: Manifest, folder: Path) -> int:
         f"the index holds no codes of run {folder}; build it again with --rerank-with {folder} "
         f"(it was built with {', '.join(run.name for run in manifest.runs)})"
     )
+
+
+def open_index(index: Path | str, *, device: str = "auto", rerank_with: Path | str | None = None) -> Searcher:
+    """Open an index to search it: `Searcher.open`."""
+    return Searcher.open(index, device=device, rerank_with=rerank_with)
