@@ -123,7 +123,7 @@ def test_an_ensemble_scores_with_the_mean_of_its_members() -> None:
         ("a.jpg\tb.jpg#0\t1\t5\t1\n", "line 1: expected IMAGE"),
         ("a.jpg b.jpg#0 1 2 3\n", "line 1: expected IMAGE"),
         ("a.jpg\tb.jpg#0\t1\t2\t1\na.jpg\tb.jpg#1\t1\t2\n", "same number of experts"),
-        ("\n", "holds no judgement"),
+        ("\n", "no judgements"),
     ],
 )
 def test_a_damaged_file_is_explained(text: str, says: str, write: Callable[[str], Path]) -> None:

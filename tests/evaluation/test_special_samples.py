@@ -48,5 +48,5 @@ def test_queries_without_a_right_candidate_are_not_counted() -> None:
 
 
 def test_a_split_of_one_group_has_no_special_samples() -> None:
-    with pytest.raises(QuintetError, match="wrong candidate"):
+    with pytest.raises(QuintetError, match="no negatives"):
         negative_means(lambda rows, columns: torch.zeros(1, 2), [0], [0, 0])

@@ -1,8 +1,8 @@
-"""Do a matcher's scores agree with people? Kendall's tau-c against Flickr8k's expert judgements.
+"""Human agreement: Kendall's tau-c of a matcher's scores with the expert judgements of Flickr8k.
 
-The protocol is CLIPScore's (Hessel et al. 2021, Appendix A and released code; it is SPICE's): the 158 pairs in which
-the caption was written for the image are left out, and of the remaining 5,664 every expert's judgement (1 to 4) is
-one observation, so 16,992 in all. CLIPScore publishes 0.512, RefCLIPScore 0.530.
+The protocol is that of CLIPScore (Hessel et al. 2021, Appendix A and released code), which took it from SPICE: the 158
+pairs of an image and its own caption are left out, and each expert judgement (1 to 4) of the remaining 5,664 pairs is
+one observation, 16,992 in total. CLIPScore publishes 0.512, RefCLIPScore 0.530.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 
 from quintet.data.corpus import Split
 from quintet.errors import CorpusError, QuintetError
@@ -39,7 +40,7 @@ class ExpertAnnotations:
 
 @dataclass(frozen=True)
 class JudgedPairs:
-    """Annotations as rows of a split, without the captions written for the image they were judged with."""
+    """Annotations as rows of a split, without the pairs of an image and its own caption."""
 
     image_rows: np.ndarray  # (pairs,)
     text_rows: np.ndarray  # (pairs,)
@@ -50,7 +51,7 @@ class JudgedPairs:
 @dataclass(frozen=True)
 class Agreement:
     tau_c: float
-    interval: Interval | None  # 95 %, by drawing images anew with all their captions
+    interval: Interval | None  # 95 % bootstrap, resampling images with all their captions
     pairs: int
     judgements: int
     own_excluded: int  # pairs of an image and its own caption
@@ -77,7 +78,7 @@ def read_expert_annotations(path: Path | str) -> ExpertAnnotations:
         raise CorpusError(f"{path} does not exist") from None
     rows = [_read_line(line, path, number) for number, line in enumerate(lines, 1) if line.strip()]
     if not rows:
-        raise CorpusError(f"{path} holds no judgement")
+        raise CorpusError(f"{path} contains no judgements")
     if len({len(row[2]) for row in rows}) > 1:
         raise CorpusError(f"{path}: every pair must have been judged by the same number of experts")
     images, texts, judgements = (list(column) for column in zip(*rows, strict=True))
@@ -94,7 +95,7 @@ def _read_line(line: str, path: Path, number: int) -> tuple[str, str, list[int]]
 
 
 def judged_pairs(annotations: ExpertAnnotations, split: Split) -> JudgedPairs:
-    """Where the judged pairs stand in a split. All must be in it: a part of them would be another measurement."""
+    """Rows of the judged pairs in a split. All must be in it: a subset would be another measurement."""
     image_of = {image.id: row for row, image in enumerate(split.images)}
     text_of = {text.id: row for row, text in enumerate(split.texts)}
     pairs = list(zip(annotations.images, annotations.texts, strict=True))
@@ -113,42 +114,42 @@ def judged_pairs(annotations: ExpertAnnotations, split: Split) -> JudgedPairs:
 @torch.no_grad()
 def pair_scores(members: Sequence[Member], pairs: JudgedPairs, device: torch.device | str | None = None) -> np.ndarray:
     """(pairs,) float64: the mean of the members' scores. The matchers must be on `device`, in evaluation mode."""
-    place = torch.device(device) if device is not None else members[0].image_codes.device
+    on = torch.device(device) if device is not None else members[0].image_codes.device
     total = np.zeros(len(pairs.image_rows))
     for member in members:
         for start in range(0, len(total), PAIRS_AT_A_TIME):
             part = slice(start, start + PAIRS_AT_A_TIME)
-            images = member.image_codes[torch.as_tensor(pairs.image_rows[part])].to(place)
-            texts = member.text_codes[torch.as_tensor(pairs.text_rows[part])].to(place)
-            with full_precision(place):
+            images = member.image_codes[torch.as_tensor(pairs.image_rows[part])].to(on)
+            texts = member.text_codes[torch.as_tensor(pairs.text_rows[part])].to(on)
+            with full_precision(on):
                 total[part] += member.matcher.score_pairs(images, texts).double().cpu().numpy()
     return total / len(members)
 
 
 def human_agreement(scores: np.ndarray, pairs: JudgedPairs, resamples: int = 1_000, seed: int = 0) -> Agreement:
-    """Tau-c of the scores (pairs,) with every single judgement, and its interval over images (0 resamples: none)."""
+    """Tau-c of the scores (pairs,) with the single judgements, and its interval over images (0 resamples: none)."""
     experts = pairs.judgements.shape[1]
-    order = np.argsort(scores, kind="stable")  # once: sorting again what is sorted costs next to nothing
+    order = np.argsort(scores, kind="stable")  # once: sorting a sorted array again is cheap
     observed = np.repeat(np.asarray(scores)[order], experts), pairs.judgements[order].ravel()
     interval = None
     if resamples:
-        _, picture = np.unique(np.repeat(pairs.image_rows[order], experts), return_inverse=True)
-        pictures = int(picture.max()) + 1
+        _, image = np.unique(np.repeat(pairs.image_rows[order], experts), return_inverse=True)
+        images = int(image.max()) + 1
         rng = np.random.default_rng(seed)
         drawn = []
         for _ in range(resamples):
-            times = np.bincount(rng.integers(0, pictures, pictures), minlength=pictures)
-            drawn.append(kendall_tau_c(*observed, weights=times[picture]))
-        low, high = np.nanpercentile(drawn, [2.5, 97.5])  # a draw of one image may have one score only
+            times = np.bincount(rng.integers(0, images, images), minlength=images)
+            drawn.append(kendall_tau_c(*observed, weights=times[image]))
+        low, high = np.nanpercentile(drawn, [2.5, 97.5])  # a resample of one image may have a single score: NaN
         interval = float(low), float(high)
     return Agreement(kendall_tau_c(*observed), interval, len(scores), pairs.judgements.size, pairs.own_excluded)
 
 
-def kendall_tau_c(first: Any, second: Any, weights: Any = None) -> float:
-    """Stuart's tau-c, 2 (P - Q) / (n² (m - 1) / m), m the smaller number of distinct values; NaN where that is one.
+def kendall_tau_c(first: ArrayLike, second: ArrayLike, weights: ArrayLike | None = None) -> float:
+    """Stuart's tau-c, 2 (P - Q) / (n² (m - 1) / m), m the smaller number of distinct values; NaN if m is 1.
 
-    P and Q are the pairs of observations that both variables order alike and unlike; a tie in either counts for
-    neither. O(n log n + n c) for c distinct values of `second`. `weights` are how often each observation counts.
+    P and Q are the numbers of concordant and discordant pairs of observations; ties count for neither. Takes
+    O(n log n + n c) for c distinct values of `second`. `weights` are the multiplicities of the observations.
 
     >>> kendall_tau_c([0.1, 0.2, 0.3, 0.4], [1, 1, 2, 2])
     1.0
@@ -161,14 +162,14 @@ def kendall_tau_c(first: Any, second: Any, weights: Any = None) -> float:
     levels, level = np.unique(other, return_inverse=True)
     of_level = np.zeros((len(values) + 1, len(levels)))
     of_level[np.arange(1, len(values) + 1), level] = times
-    of_level = of_level.cumsum(axis=0)  # (n + 1, c): weight of each level among the first k observations
+    of_level = of_level.cumsum(axis=0)  # (n + 1, c): weight of each level in the first k observations
     lower = of_level[np.searchsorted(values, values, side="left")]  # (n, c): among those with a smaller value
     up_to = lower.cumsum(axis=1)
     own = level[:, None]
-    alike = np.take_along_axis(up_to - lower, own, axis=1)[:, 0]
-    unlike = up_to[:, -1] - np.take_along_axis(up_to, own, axis=1)[:, 0]
+    concordant = np.take_along_axis(up_to - lower, own, axis=1)[:, 0]
+    discordant = up_to[:, -1] - np.take_along_axis(up_to, own, axis=1)[:, 0]
     distinct = 1 + np.count_nonzero(np.diff(values[times > 0]))  # they are sorted
     classes = min(distinct, np.count_nonzero(np.bincount(level, times)))
     if classes < 2:
         return float("nan")
-    return float(2.0 * np.sum(times * (alike - unlike)) / (times.sum() ** 2 * (classes - 1) / classes))
+    return float(2.0 * np.sum(times * (concordant - discordant)) / (times.sum() ** 2 * (classes - 1) / classes))

@@ -1,9 +1,9 @@
 """Hard and infrequent queries (HREM, section 4.3 and Table 4).
 
-A query that is similar to all the wrong candidates is hard: its meaning is ambiguous. One that is similar to none is
-infrequent: nothing else in the set is like it. The measure is the mean score of a query with its wrong candidates, and
-the two kinds are the upper and the lower end of its percentile rank. (The paper's text gives both kinds a high mean,
-which would make them one; scarcity is taken to be the lower end here.)
+A query that is similar to all its negatives is hard: its meaning is ambiguous. One that is similar to none of them is
+infrequent: nothing else in the split is like it. The measure is the mean score of a query with its negatives; hard
+queries are the upper end of its percentile rank, infrequent ones the lower end. (The text of the paper gives both kinds
+a high mean, which would make them one kind; here scarcity means a low mean.)
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 
 from quintet.errors import QuintetError
 from quintet.evaluation.metrics import DIRECTIONS
@@ -22,7 +23,7 @@ PERCENTS = (5, 10, 20)  # as in Table 4
 
 
 def negative_means(
-    score_block: ScoreBlock, image_groups: Any, text_groups: Any, block: tuple[int, int] = BLOCK
+    score_block: ScoreBlock, image_groups: ArrayLike, text_groups: ArrayLike, block: tuple[int, int] = BLOCK
 ) -> tuple[np.ndarray, np.ndarray]:
     """(n_images,), (n_texts,): the mean score of each image with all texts of other groups, and of each text likewise.
 
@@ -37,13 +38,13 @@ def negative_means(
     for rows in _cuts(len(image_codes), block[0]):
         for columns in _cuts(len(text_codes), block[1]):
             scores = score_block(rows, columns).detach().double()  # (a, b)
-            wrong = torch.from_numpy(image_codes[rows, None] != text_codes[None, columns]).to(scores.device)
-            scores = scores.masked_fill(~wrong, 0.0)
+            negative = torch.from_numpy(image_codes[rows, None] != text_codes[None, columns]).to(scores.device)
+            scores = scores.masked_fill(~negative, 0.0)
             for side, part, dim in ((0, rows, 1), (1, columns, 0)):
                 sums[side][part] += scores.sum(dim=dim).cpu().numpy()
-                counts[side][part] += wrong.sum(dim=dim).cpu().numpy()
+                counts[side][part] += negative.sum(dim=dim).cpu().numpy()
     if not (counts[0].all() and counts[1].all()):
-        raise QuintetError("a query has no wrong candidate to be similar to; special samples need several groups")
+        raise QuintetError("a query has no negatives; special samples need a split with several groups")
     return sums[0] / counts[0], sums[1] / counts[1]
 
 
@@ -53,10 +54,10 @@ def special_samples(
     text_means: np.ndarray,
     percents: Sequence[int] = PERCENTS,
 ) -> list[dict[str, Any]]:
-    """R@1 of every run, in per cent, on the queries at either end of the means: the same queries for all runs.
+    """R@1 of every run, in per cent, on the queries with the highest and lowest means: the same queries for all runs.
 
-    A row for each kind of `samples`, each `percent` and each `run`, with `i2t_r1`, `t2i_r1` and how many queries those
-    are of (`i2t_queries`, `t2i_queries`).
+    Returns a row for each kind of `samples`, each `percent` and each `run`, with `i2t_r1`, `t2i_r1` and the numbers of
+    queries (`i2t_queries`, `t2i_queries`).
     """
     means = dict(zip(DIRECTIONS, (image_means, text_means), strict=True))
     rows = []
@@ -74,7 +75,7 @@ def special_samples(
 
 
 def _end(means: np.ndarray, kind: str, percent: int) -> np.ndarray:
-    """The places of the highest (hard) or lowest (infrequent) means, so many per cent of all and at least one."""
+    """Indices of the highest (hard) or lowest (infrequent) means: `percent` of all, at least one."""
     order = np.argsort(-means if kind == "hard" else means, kind="stable")
     return order[: max(1, round(len(means) * percent / 100))]
 
