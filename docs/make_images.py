@@ -13,7 +13,7 @@ from quintet.data.scenes.scene import Scene, family, generator
 
 IMAGES = Path(__file__).parent / "images"
 COLUMNS, SIDE, GAP, CAPTION = 4, 200, 20, 78  # pixels
-FAMILIES = (29, 54, 24)  # one a row: what a matcher has to tell apart
+FAMILIES = (29, 54, 24)  # one per row: near-duplicates that a matcher has to distinguish
 
 
 def scenes_sheet() -> Image.Image:
