@@ -25,7 +25,7 @@ from quintet.evaluation.ranks import Queries, Ranks
 from quintet.evaluation.result import provenance
 from quintet.evaluation.scoring import Member
 from quintet.files import read_json, write_json
-from quintet.mining.run import mine_run
+from quintet.mining.mine import mine
 from quintet.report.analysis.distributions import split_similarities
 from quintet.runs.devices import pick_device
 from quintet.runs.run import Run, open_run
@@ -145,7 +145,7 @@ def _share_mining(recipe: Recipe, folder: Path, device: str) -> None:
         miner, data = open_run(stage.negatives.source, device=device), open_data(recipe, Silent().note)
         with _locked(miner.folder / "mining.lock"):
             lists = miner.folder / "mined"
-            mine_run(miner, data.corpus, data.train, lists, device=device, **stage.negatives.mining())
+            mine(miner, data.corpus, split=data.train, out=lists, **stage.negatives.mining())
             shutil.copytree(lists, folder / "stages" / stage.name / "negatives", dirs_exist_ok=True)
 
 

@@ -52,34 +52,20 @@ def cross_attention(name: str, found: dict[str, Any]) -> str:
 
 def mining(name: str, found: dict[str, Any]) -> str:
     rows = []
-    for size in ("f30k", "coco"):
-        part = found[size]
-        bare = min(min(seconds) for seconds in part["product"].values())
-        for label, result in part["mine"].items():
-            wrong = sum(side["not_among_the_best"] for side in result["check"].values())
-            seconds = min(result["seconds"])
-            cells = (f"{bare:.3f}", f"{seconds:.3f}", f"{seconds / bare:.1f}", f"{result['peak_gib']:.1f}", wrong)
-            rows.append((f"{part['images']:,} x {part['texts']:,}", label, *cells))
-    columns = (
-        "images x texts",
-        "way",
-        "product alone, s",
-        "mined, s",
-        "times the product",
-        "peak GiB",
-        "wrong entries",
-    )
+    for row in found["rows"]:
+        sides = [row["check"][side] for side in ("texts", "images") if side in row.get("check", {})]
+        wrong = sum(side["not_among_the_best"] for side in sides) if sides else ""
+        again = "{images} + {texts}".format(**row["check"]["scored_again"]) if "check" in row else ""
+        times = f"{row['times_plain']:.2f}", f"{row['times_plain_processor']:.2f}"
+        rows.append((row["way"], f"{min(row['seconds']):.1f}", *times, again, wrong))
+    columns = ("way", "s", "times top-k", "in processor time", "images + texts scored again", "wrong entries")
+    size = f"{found['images']:,} images x {found['texts']:,} texts, d = {found['dim']}"
     lists = f"{found['top_texts']} texts and {found['top_images']} images a list"
-    text = f"{found['device']}, d = {found['coco']['dim']}, {lists} (`{name}`)\n\n"
-    text += table(columns, rows)
-    return text
-
-
-def scan_mining(name: str, found: dict[str, Any]) -> str:
-    scan = found["scan"]
+    threads = f" with {found['threads']} threads" if found["device"] == "CPU" else ""
     return (
-        f"SCAN mining for itself at the size of Flickr30K's training set: {scan['images']:,} images x "
-        f"{scan['texts']:,} texts in {scan['seconds']:.0f} s on {found['device']} (`{name}`)."
+        f"{found['device']}{threads}, {size}, {lists}, the quickest of {len(found['rows'][0]['seconds'])} turns "
+        f"(`{name}`). `top-k` is torch.topk of every block in both directions; it excludes nothing.\n\n"
+        + table(columns, rows)
     )
 
 
@@ -176,10 +162,8 @@ def main() -> None:
     attention = [(name, read(name)) for name in ("cross_attention_h200.json", "cross_attention_cpu.json")]
     parts.append("## SCAN's scores against the loop over captions\n")
     parts += [cross_attention(name, found) + "\n" for name, found in attention if found]
-    if found := read("mining_h200.json"):
-        parts.append("## Mining hard negatives\n\n" + mining("mining_h200.json", found) + "\n")
-    if found := read("mining_scan_h200.json"):
-        parts.append(scan_mining("mining_scan_h200.json", found) + "\n")
+    if found := read("mining_cpu.json"):
+        parts.append("## Mining hard negatives\n\n" + mining("mining_cpu.json", found) + "\n")
     studies = [found for path in sorted(RESULTS.glob("aoq_*.json")) if (found := read(path.name))]
     if studies:
         columns = (

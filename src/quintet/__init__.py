@@ -28,6 +28,7 @@ _PUBLIC = {
     "import_corpus": "quintet.data.formats",
     "list_models": "quintet.models",
     "load": "quintet.runs.run",
+    "mine": "quintet.mining.mine",
     "open_index": "quintet.search.searcher",
     "open_run": "quintet.runs.run",
     "Run": "quintet.runs.run",
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from quintet.evaluation.evaluator import Evaluation as Evaluation
     from quintet.evaluation.evaluator import evaluate as evaluate
     from quintet.features.extract import extract_features as extract_features
+    from quintet.mining.mine import mine as mine
     from quintet.models import create_model as create_model
     from quintet.models import list_models as list_models
     from quintet.runs.convert import convert as convert

@@ -86,11 +86,11 @@ def test_a_row_brings_what_it_needs_and_is_made_once(
 def test_second_rounds_of_one_run_mine_once(
     flickr8k: Any, toy: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import quintet.mining.run as mining
+    import quintet.mining.mine as mining
 
     mined = []
-    real = mining.mine
-    monkeypatch.setattr(mining, "mine", lambda *args, **kwargs: mined.append(1) or real(*args, **kwargs))
+    real = mining.mine_codes
+    monkeypatch.setattr(mining, "mine_codes", lambda *args, **kwargs: mined.append(1) or real(*args, **kwargs))
     run(flickr8k, toy, chosen(flickr8k, toy, "one-off-*-seed0", "one-adap-*-seed0"), AtOnce())
     assert len(mined) == 1
     lists = sorted((toy.place.runs).glob("one-*-seed0/stages/*/negatives/manifest.json"))

@@ -14,12 +14,10 @@ from hypothesis import strategies as st
 from quintet.codes import Codes
 from quintet.data.negatives import NegativeLists
 from quintet.errors import QuintetError
-from quintet.mining.mine import mine
-from quintet.mining.plan import Tuning
+from quintet.mining.mine import mine_codes
 
 TILE = (4, 8)
 LEAST = 64 * TILE[0] * TILE[1]  # working memory for one tile
-SMALL = Tuning(tile=TILE)
 
 
 def same(one: NegativeLists, other: NegativeLists) -> bool:
@@ -45,7 +43,7 @@ def test_lists_are_those_of_sorting_everything(
     it = case(groups, seed, sentences=sentences)
     options: dict[str, Any] = {"exclude_duplicates": duplicates, "false_negative_margin": margin}
     options |= {"top_texts": tops[0], "top_images": tops[1]}
-    found = mine(new_dots(), it.images, it.texts, it.split, memory_bytes=memory, tuning=SMALL, **options)
+    found = mine_codes(new_dots(), it.images, it.texts, it.split, memory=memory, tile=TILE, **options)
     texts, images, above = plain(it.scores.tolist(), it.split, **options)
     assert np.array_equal(found.texts, texts)
     assert np.array_equal(found.images, images)
@@ -73,9 +71,9 @@ def test_half_precision_gives_the_same_lists(
     case: Any, plain: Any, dots: Any, precision: Any, dim: int, spread: int, options: dict[str, Any]
 ) -> None:
     it = case(150, 1, dim=dim, spread=spread, sentences=150)
-    found = mine(
+    found = mine_codes(
         dots, it.images, it.texts, it.split,
-        top_texts=6, top_images=4, precision=precision, memory_bytes=2**21, tuning=SMALL, **options,
+        top_texts=6, top_images=4, precision=precision, memory=2**21, tile=TILE, **options,
     )  # fmt: skip
     texts, images, _ = plain(it.scores.tolist(), it.split, 6, 4, **options)
     assert found.manifest["computed"]["precision"] == precision
@@ -99,10 +97,10 @@ def real_case(case: Any, groups: int = 300, dim: int = 24, seed: int = 3) -> Any
 @pytest.mark.parametrize("precision", ["float16", "bfloat16"])
 def test_half_precision_decides_on_float32_scores(case: Any, dots: Any, precision: Any) -> None:
     it = real_case(case)
-    options: dict[str, Any] = {"top_texts": 20, "top_images": 10, "tuning": SMALL}
-    exact = mine(dots, it.images, it.texts, it.split, precision="float32", **options)
+    options: dict[str, Any] = {"top_texts": 20, "top_images": 10, "tile": TILE}
+    exact = mine_codes(dots, it.images, it.texts, it.split, precision="float32", **options)
     dots.calls = 0
-    half = mine(dots, it.images, it.texts, it.split, precision=precision, **options)
+    half = mine_codes(dots, it.images, it.texts, it.split, precision=precision, **options)
     assert half.manifest["computed"]["precision"] == precision
     assert dots.calls < 600, "nearly everything was scored again in float32"
     for rows, other, scores, values in (
@@ -117,39 +115,17 @@ def test_half_precision_decides_on_float32_scores(case: Any, dots: Any, precisio
 @pytest.mark.parametrize("precision", ["float32", "float16"])
 def test_memory_changes_nothing(case: Any, dots: Any, precision: Any) -> None:
     it = real_case(case, groups=160)
-    options: dict[str, Any] = {"top_texts": 20, "top_images": 10, "precision": precision, "tuning": SMALL}
-    whole = mine(dots, it.images, it.texts, it.split, memory_bytes=2**26, **options)
+    options: dict[str, Any] = {"top_texts": 20, "top_images": 10, "precision": precision, "tile": TILE}
+    whole = mine_codes(dots, it.images, it.texts, it.split, memory=2**26, **options)
     for memory in (2**15, 2**19):
-        assert same(whole, mine(dots, it.images, it.texts, it.split, memory_bytes=memory, **options))
-
-
-def test_samples_that_mislead_are_noticed(case: Any, dots: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Floors far too high leave lists unproven; floors far too low let everything pass. Neither shows in the lists."""
-    from quintet.mining.half import HalfSweep
-
-    it = real_case(case)
-    options: dict[str, Any] = {
-        "top_texts": 20,
-        "top_images": 10,
-        "tuning": SMALL,
-        "precision": "float16",
-        "memory_bytes": 2**20,
-    }
-    right = mine(dots, it.images, it.texts, it.split, **options)
-    sampled = HalfSweep._sampled
-    for shift in (0.1, -3.0):
-        monkeypatch.setattr(HalfSweep, "_sampled", lambda *arguments, shift=shift: sampled(*arguments) + shift)
-        again = mine(dots, it.images, it.texts, it.split, **options)
-        np.testing.assert_allclose(again.text_scores, right.text_scores, rtol=0, atol=3e-7)
-        np.testing.assert_allclose(again.image_scores, right.image_scores, rtol=0, atol=3e-7)
-        assert (again.texts == right.texts).mean() > 0.999
+        assert same(whole, mine_codes(dots, it.images, it.texts, it.split, memory=memory, **options))
 
 
 def test_codes_that_do_not_fit_the_memory_are_streamed(case: Any, dots: Any) -> None:
     it = real_case(case, groups=400, dim=256)
-    options: dict[str, Any] = {"top_texts": 20, "top_images": 10, "tuning": SMALL, "precision": "float16"}
-    whole = mine(dots, it.images, it.texts, it.split, memory_bytes=2**26, **options)
-    assert same(whole, mine(dots, it.images, it.texts, it.split, memory_bytes=2**18, **options))
+    options: dict[str, Any] = {"top_texts": 20, "top_images": 10, "tile": TILE, "precision": "float16"}
+    whole = mine_codes(dots, it.images, it.texts, it.split, memory=2**26, **options)
+    assert same(whole, mine_codes(dots, it.images, it.texts, it.split, memory=2**18, **options))
 
 
 def test_a_cross_attention_matcher_is_mined_too(case: Any, plain: Any, best_fragments: Any) -> None:
@@ -161,14 +137,12 @@ def test_a_cross_attention_matcher_is_mined_too(case: Any, plain: Any, best_frag
     ]
     mask = torch.arange(4) < torch.from_numpy(rng.integers(1, 5, len(it.texts)))[:, None]
     images, texts = Codes(fragments=fragments[0]), Codes(fragments=fragments[1], mask=mask)
-    found = mine(
-        best_fragments, images, texts, it.split, top_texts=9, top_images=7, memory_bytes=2 * LEAST, tuning=SMALL
-    )
+    found = mine_codes(best_fragments, images, texts, it.split, top_texts=9, top_images=7, memory=2 * LEAST, tile=TILE)
     expected = plain(best_fragments.score(images, texts).tolist(), it.split, 9, 7)
     assert np.array_equal(found.texts, expected[0])
     assert np.array_equal(found.images, expected[1])
     with pytest.raises(QuintetError, match="fragments"):
-        mine(best_fragments, images, texts, it.split, precision="float16", tuning=SMALL)
+        mine_codes(best_fragments, images, texts, it.split, precision="float16", tile=TILE)
 
 
 def test_a_matcher_that_is_no_product_is_not_taken_for_one(case: Any, dots: Any) -> None:
@@ -178,7 +152,7 @@ def test_a_matcher_that_is_no_product_is_not_taken_for_one(case: Any, dots: Any)
 
     it = case(10, 0)
     with pytest.raises(QuintetError, match="not the products"):
-        mine(Squared(), it.images, it.texts, it.split, precision="bfloat16", tuning=SMALL)
+        mine_codes(Squared(), it.images, it.texts, it.split, precision="bfloat16", tile=TILE)
 
 
 class Killed(Exception):  # noqa: N818
@@ -202,63 +176,63 @@ def test_a_killed_mining_goes_on_where_it_was(
 ) -> None:
     it = case(16, 2)
     options: dict[str, Any] = {
-        "top_texts": 12, "top_images": 9, "memory_bytes": 4 * LEAST, "tuning": SMALL, "false_negative_margin": margin,
+        "top_texts": 12, "top_images": 9, "memory": 4 * LEAST, "tile": TILE, "false_negative_margin": margin,
     }  # fmt: skip
-    whole = mine(dots, it.images, it.texts, it.split, **options)
+    whole = mine_codes(dots, it.images, it.texts, it.split, **options)
     everything = dots.calls
     stripe = -(-len(it.texts) // TILE[1])  # tiles of a stripe of one tile's height
     fragile = killed_after(dots, int(share * everything))
     with pytest.raises(Killed):
-        mine(fragile, it.images, it.texts, it.split, journal=tmp_path / "journal", **options)
+        mine_codes(fragile, it.images, it.texts, it.split, journal=tmp_path / "journal", **options)
     dots.calls = 0
     name = {"name": "Fragile", "weights": "w"}
     with pytest.raises(QuintetError, match="another mining"):
-        mine(dots, it.images, it.texts, it.split, journal=tmp_path / "journal", source=name, **options)
+        mine_codes(dots, it.images, it.texts, it.split, journal=tmp_path / "journal", source=name, **options)
     patient = type(fragile)()
     patient.calls = -(10**9)
-    again = mine(patient, it.images, it.texts, it.split, journal=tmp_path / "journal", **options)
+    again = mine_codes(patient, it.images, it.texts, it.split, journal=tmp_path / "journal", **options)
     assert same(again, whole)
     assert again.manifest["excluded"] == whole.manifest["excluded"]
     assert again.manifest["quantiles"] == whole.manifest["quantiles"]
     assert patient.calls + 10**9 <= everything - int(share * everything) + stripe + (share == 0.0) * everything
     done = type(fragile)()
     done.calls = -(10**9)
-    assert same(mine(done, it.images, it.texts, it.split, journal=tmp_path / "journal", **options), whole)
+    assert same(mine_codes(done, it.images, it.texts, it.split, journal=tmp_path / "journal", **options), whole)
     assert done.calls == -(10**9), "a finished journal needs no score at all"
 
 
 def test_a_killed_half_precision_mining_goes_on_with_other_blocks(case: Any, dots: Any, tmp_path: Path) -> None:
     it = real_case(case)
-    options: dict[str, Any] = {"top_texts": 20, "top_images": 10, "tuning": SMALL, "precision": "float16"}
-    whole = mine(dots, it.images, it.texts, it.split, memory_bytes=2**16, **options)
+    options: dict[str, Any] = {"top_texts": 20, "top_images": 10, "tile": TILE, "precision": "float16"}
+    whole = mine_codes(dots, it.images, it.texts, it.split, memory=2**16, **options)
 
     def stop(done: int, total: int) -> None:
         if done > total // 2:
             raise Killed
 
     with pytest.raises(Killed):
-        mine(dots, it.images, it.texts, it.split, memory_bytes=2**16, journal=tmp_path, progress=stop, **options)
+        mine_codes(dots, it.images, it.texts, it.split, memory=2**16, journal=tmp_path, progress=stop, **options)
     seen: list[tuple[int, int]] = []
-    more = {"memory_bytes": 2**18, "journal": tmp_path, "progress": lambda *at: seen.append(at)}
-    assert same(mine(dots, it.images, it.texts, it.split, **more, **options), whole)
+    more = {"memory": 2**18, "journal": tmp_path, "progress": lambda *at: seen.append(at)}
+    assert same(mine_codes(dots, it.images, it.texts, it.split, **more, **options), whole)
     assert seen[0][0] > 0
     assert seen[-1][0] == seen[-1][1] == len(it.images) * len(it.texts)
 
 
 def test_the_journal_of_another_mining_is_refused(case: Any, dots: Any, tmp_path: Path) -> None:
     it = case(10, 0)
-    mine(dots, it.images, it.texts, it.split, top_texts=5, journal=tmp_path, tuning=SMALL)
+    mine_codes(dots, it.images, it.texts, it.split, top_texts=5, journal=tmp_path, tile=TILE)
     with pytest.raises(QuintetError, match="top_texts"):
-        mine(dots, it.images, it.texts, it.split, top_texts=6, journal=tmp_path, tuning=SMALL)
+        mine_codes(dots, it.images, it.texts, it.split, top_texts=6, journal=tmp_path, tile=TILE)
     other = case(10, 1)
     with pytest.raises(QuintetError, match="split"):
-        mine(dots, other.images, other.texts, other.split, top_texts=5, journal=tmp_path, tuning=SMALL)
+        mine_codes(dots, other.images, other.texts, other.split, top_texts=5, journal=tmp_path, tile=TILE)
 
 
 def test_progress_counts_every_pair(case: Any, dots: Any) -> None:
     it = case(20, 4)
     seen: list[tuple[int, int]] = []
-    mine(dots, it.images, it.texts, it.split, memory_bytes=LEAST, tuning=SMALL, progress=lambda *at: seen.append(at))
+    mine_codes(dots, it.images, it.texts, it.split, memory=LEAST, tile=TILE, progress=lambda *at: seen.append(at))
     assert len(seen) > 2
     assert seen == sorted(seen)
     assert seen[-1][0] == seen[-1][1] == len(it.images) * len(it.texts)
@@ -266,7 +240,7 @@ def test_progress_counts_every_pair(case: Any, dots: Any) -> None:
 
 def test_the_summary_tells_quantiles_and_short_lists(case: Any, dots: Any) -> None:
     it = case(30, 6)
-    lists = mine(dots, it.images, it.texts, it.split, top_texts=10, top_images=500, tuning=SMALL)
+    lists = mine_codes(dots, it.images, it.texts, it.split, top_texts=10, top_images=500, tile=TILE)
     found = lists.manifest["quantiles"]
     positive = it.scores[it.split.image_groups[:, None] == it.split.text_groups]
     assert (found["positives"][0], found["positives"][-1]) == (positive.min(), positive.max())
@@ -282,16 +256,16 @@ def test_the_summary_tells_quantiles_and_short_lists(case: Any, dots: Any) -> No
     [
         ({"top_texts": 0}, "at least one"),
         ({"precision": "float8"}, "precision"),
-        ({"memory_bytes": 100}, "working memory"),
+        ({"memory": 100}, "working memory"),
         ({"false_negative_margin": float("nan")}, "margin"),
     ],
 )
 def test_nonsense_is_explained(case: Any, dots: Any, options: dict[str, Any], message: str) -> None:
     it = case(5, 0)
     with pytest.raises(QuintetError, match=message):
-        mine(dots, it.images, it.texts, it.split, tuning=SMALL, **options)
+        mine_codes(dots, it.images, it.texts, it.split, tile=TILE, **options)
     with pytest.raises(QuintetError, match="encode the whole split"):
-        mine(dots, it.images[1:], it.texts, it.split)
+        mine_codes(dots, it.images[1:], it.texts, it.split)
 
 
 @pytest.mark.parametrize("precision", ["float32", "float16"])
@@ -299,4 +273,4 @@ def test_a_score_that_is_not_a_number_is_refused(case: Any, dots: Any, precision
     it = case(5, 0)
     broken = it.images.map(lambda tensor: torch.where(torch.arange(len(tensor))[:, None] == 2, torch.nan, tensor))
     with pytest.raises(QuintetError, match="NaN"):
-        mine(dots, broken, it.texts, it.split, precision=precision, tuning=SMALL)
+        mine_codes(dots, broken, it.texts, it.split, precision=precision, tile=TILE)

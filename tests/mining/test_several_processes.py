@@ -13,20 +13,16 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from quintet.codes import Codes
-from quintet.data.corpus import Corpus
 from quintet.data.negatives import NegativeLists
-from quintet.mining.mine import mine
-from quintet.mining.plan import Tuning
-from quintet.mining.run import mine_run
-from quintet.runs.run import open_run
+from quintet.mining.mine import mine, mine_codes
 from quintet.scores.embedding import dot_scores
 from quintet.training.recipe import parse_recipe
 from quintet.training.stages import train
 
 WAYS: dict[str, dict[str, Any]] = {
-    "float32": {"precision": "float32", "memory_bytes": 2**15},
-    "float16": {"precision": "float16", "memory_bytes": 2**16},
-    "margin": {"precision": "float32", "memory_bytes": 2**15, "false_negative_margin": 0.0},
+    "float32": {"precision": "float32", "memory": 2**15},
+    "float16": {"precision": "float16", "memory": 2**16},
+    "margin": {"precision": "float32", "memory": 2**15, "false_negative_margin": 0.0},
 }
 PARTS = ("texts", "text_scores", "images", "image_scores")
 
@@ -50,14 +46,16 @@ def mine_all(it: Any, folder: Path, out: Path | None, kill: bool) -> dict[str, A
             if done > total // 4:
                 raise Killed
 
-        arguments: dict[str, Any] = {**options, "top_texts": 8, "top_images": 5, "tuning": Tuning(tile=(4, 8))}
+        arguments: dict[str, Any] = {**options, "top_texts": 8, "top_images": 5, "tile": (4, 8)}
         if kill:
             try:
-                mine(Products(), it.images, it.texts, it.split, journal=folder / name, progress=stop, **arguments)
+                mine_codes(Products(), it.images, it.texts, it.split, journal=folder / name, progress=stop, **arguments)
             except Killed:
                 if dist.is_initialized():
                     dist.barrier()
-        lists = mine(Products(), it.images, it.texts, it.split, journal=folder / name if kill else None, **arguments)
+        lists = mine_codes(
+            Products(), it.images, it.texts, it.split, journal=folder / name if kill else None, **arguments
+        )
         found[name] = lists
         if out is not None:
             arrays = {part: getattr(lists, part) for part in PARTS}
@@ -67,9 +65,7 @@ def mine_all(it: Any, folder: Path, out: Path | None, kill: bool) -> dict[str, A
 
 
 def mine_with_run(run: Path, corpus: Path, out: Path) -> NegativeLists:
-    options: dict[str, Any] = {"top_texts": 5, "top_images": 3, "tuning": Tuning(tile=(4, 8)), "memory_bytes": 2**12}
-    opened = Corpus.open(corpus)
-    return mine_run(open_run(run), opened, opened.split("train"), out, batch_size=5, **options)
+    return mine(run, corpus, out=out, top_texts=5, top_images=3, batch_size=5, device="cpu")
 
 
 def work(rank: int, folder: Path, it: Any, run: Path, corpus: Path) -> None:

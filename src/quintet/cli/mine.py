@@ -64,59 +64,44 @@ def mine_command(
 
     `quintet mine runs/first/stages/online` mines with that stage's selected weights, as `--stage online` does.
 
-    Every pair is compared; texts and images of one group are never negatives of each other. A mining that was stopped
-    or killed goes on where it was when the same command is given again. Several processes share the work:
+    Every pair is compared; texts and images of one group are never negatives of each other. Mining that was stopped or
+    killed goes on where it was when the same command is given again. Several processes share the work:
     `torchrun --nproc-per-node 2 -m quintet mine ...`.
     """
-    from quintet.data.corpus import Corpus
-    from quintet.mining.run import mine_run
-    from quintet.runs.devices import pick_device
-    from quintet.runs.run import open_run
+    from quintet.mining.mine import mine
     from quintet.runs.run_folder import locate, shipped_runs
 
-    run, stage = locate(run, stage)
-    working = None if memory is None else parse_size(memory)
-    place = pick_device(device)
-    with distributed.process_group(place):
-        opened = open_run(run, stage=stage, device=place)
-        folder = corpus if corpus is not None else opened.default_corpus
-        if folder is None:
-            raise QuintetError(f"run {run} does not know a corpus; name one: `quintet mine {run} CORPUS`")
-        where = Corpus.open(folder)
-        if out is None and run in shipped_runs().values():
-            raise QuintetError(f"{run.name} comes with Quintet; name a folder for its lists with --out")
-        target = out if out is not None else run / "negatives" / (split if stage is None else f"{split}-{stage}")
-        console = Console(stderr=True, quiet=as_json or not distributed.is_main())
-        with _bar(console) as bar:
-            task = bar.add_task("encoding", total=None)
-
-            def show(done: int, total: int) -> None:
-                bar.update(task, description="mining", completed=done, total=total)
-
-            lists = mine_run(
-                opened,
-                where,
-                where.split(split),
-                target,
-                device=place,
-                batch_size=batch_size,
-                top_texts=top_texts,
-                top_images=top_images,
-                exclude_duplicates=exclude_duplicates,
-                false_negative_margin=false_negative_margin,
-                precision=precision,
-                memory_bytes=working,
-                progress=show,
-            )
-        first = distributed.is_main()
-    if not first:
+    folder, stage = locate(run, stage)
+    if out is None and folder in shipped_runs().values():
+        raise QuintetError(f"{folder.name} comes with Quintet; name a folder for its lists with --out")
+    out = out if out is not None else folder / "negatives" / (split if stage is None else f"{split}-{stage}")
+    main = distributed.is_main_launched()
+    with _bar(Console(stderr=True, quiet=as_json or not main)) as bar:
+        task = bar.add_task("encoding", total=None)
+        lists = mine(
+            folder,
+            corpus,
+            split=split,
+            top_texts=top_texts,
+            top_images=top_images,
+            out=out,
+            exclude_duplicates=exclude_duplicates,
+            false_negative_margin=false_negative_margin,
+            precision=precision,  # type: ignore[arg-type]  # checked by `mine`
+            memory=None if memory is None else parse_size(memory),
+            stage=stage,
+            batch_size=batch_size,
+            device=device,
+            progress=lambda done, total: bar.update(task, description="mining", completed=done, total=total),
+        )
+    if not main:
         return
     if as_json:
-        print(json.dumps({"folder": str(target), **lists.manifest}, ensure_ascii=False))
+        print(json.dumps({"folder": str(out), **lists.manifest}, ensure_ascii=False))
         return
     report = Console()
     report.print(summary_table(lists))
-    report.print(f"lists in {target}", highlight=False, markup=False, soft_wrap=True)
+    report.print(f"lists in {out}", highlight=False, markup=False, soft_wrap=True)
 
 
 def parse_size(text: str) -> int:

@@ -1,4 +1,4 @@
-"""Which pairs are no negatives: those of one group, and on request those that share a text."""
+"""Which pairs are never negatives: those of one group, and on request those that share a text."""
 
 from __future__ import annotations
 
@@ -6,26 +6,24 @@ import re
 import unicodedata
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from quintet.data.corpus import Split
 
 _WORD = re.compile(r"\w+")
 
 
-def normalise(sentence: str) -> str:
+def normalise(text: str) -> str:
     """What two texts must share to be the same one: their words, whatever the case, spacing and punctuation.
 
     >>> normalise("  A man,\\twalking.") == normalise("a MAN walking")
     True
     """
-    plain = unicodedata.normalize("NFKC", sentence).casefold()
+    plain = unicodedata.normalize("NFKC", text).casefold()
     return " ".join(_WORD.findall(plain)) or plain.strip()
 
 
 class Exclusions:
-    """The pairs (image, text) that may be in nobody's list.
+    """The pairs (image, text) that may be in no list.
 
     Every text has a *kind*, and a kind is owned by groups: a pair is excluded when the image's group owns the text's
     kind. Without duplicates the kind is the text's own group; with them it is its text, owned by every group that
@@ -44,18 +42,17 @@ class Exclusions:
         else:
             self.kinds = self.text_groups
             self.owned = np.flatnonzero(np.bincount(self.text_groups, minlength=self.groups)) * (self.groups + 1)
-        self._on: dict[torch.device, tuple[Tensor, Tensor, Tensor]] = {}
 
     def positives(self) -> tuple[np.ndarray, np.ndarray]:
         """All pairs of one group: image rows, text rows."""
         order = np.argsort(self.text_groups, kind="stable")
         groups = self.text_groups[order]
         low, high = (np.searchsorted(groups, self.image_groups, side=side) for side in ("left", "right"))
-        image, place = _expand(low, high)
-        return image, order[place]
+        image, at = _expand(low, high)
+        return image, order[at]
 
     def inside(self, images: np.ndarray, texts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The excluded pairs of a block, as places in `images` and `texts` (rows of the split)."""
+        """The excluded pairs of a block, as positions in `images` and `texts` (rows of the split)."""
         if not len(images) or not len(texts):
             return np.empty(0, np.int64), np.empty(0, np.int64)
         groups = self.image_groups[images]
@@ -69,17 +66,6 @@ class Exclusions:
         low, high = np.searchsorted(groups, owner), np.searchsorted(groups, owner, side="right")
         entry, image = _expand(low, high)
         return order[image], text[entry]
-
-    def hits(self, images: Tensor, texts: Tensor) -> Tensor:
-        """(p,) bool: which of these pairs (rows of the split) are excluded."""
-        if images.device not in self._on:
-            arrays = (self.image_groups, self.kinds, self.owned)
-            self._on[images.device] = tuple(torch.from_numpy(array).to(images.device) for array in arrays)  # type: ignore[assignment]
-        image_groups, kinds, owned = self._on[images.device]
-        if not self.duplicates:
-            return image_groups[images] == kinds[texts]
-        wanted = kinds[texts] * self.groups + image_groups[images]
-        return owned[torch.searchsorted(owned, wanted).clamp_(max=len(owned) - 1)] == wanted
 
     def counts(self) -> dict[str, int]:
         """How many pairs are excluded, and why."""

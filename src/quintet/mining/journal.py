@@ -1,4 +1,4 @@
-"""What a mining that was killed has finished: one file for each stripe of images, complete or absent."""
+"""What killed mining has finished: one file for each stripe of images, written atomically."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from quintet import distributed
 from quintet.errors import QuintetError
 from quintet.files import atomic_write, read_json, write_json
 
-FORMAT, VERSION = "quintet-mining-journal", 1
+FORMAT, VERSION = "quintet-mining-journal", 2
 _NAME = re.compile(r"images-(\d+)-(\d+)\.npz")
 _OWN = re.compile(r"\.?(journal\.json|beginning\.npz|images-\d+-\d+\.npz)(\.[a-z0-9_]{8}\.partial)?")
 
@@ -42,10 +42,10 @@ class Journal:
             )
         found = (_NAME.fullmatch(path.name) for path in self.folder.iterdir())
         self.finished = sorted((int(match[1]), int(match[2])) for match in found if match)
-        distributed.barrier()  # nobody adds a stripe before everybody has counted
+        distributed.barrier()  # no process adds a stripe before all have listed them
 
     def to_do(self, images: int, size: int) -> list[slice]:
-        """The stripes of up to `size` images that are not finished yet."""
+        """The stripes of up to `size` images that are not finished."""
         edges = [(0, 0), *self.finished, (images, images)]
         gaps = [(before[1], after[0]) for before, after in pairwise(edges)]
         return [slice(start, min(start + size, high)) for low, high in gaps for start in range(low, high, size)]
@@ -78,6 +78,6 @@ class Journal:
 
 
 def remove_journal(folder: Path) -> None:
-    """A folder with a file in it that no journal has stays as it is."""
+    """Remove the folder, unless it holds a file that no journal has."""
     if folder.is_dir() and not folder.is_symlink() and all(_OWN.fullmatch(path.name) for path in folder.iterdir()):
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,48 +1,118 @@
 """Offline hard negatives over a whole split (AOQ, section 3.2): every image against every text that is not its own, and
-the reverse, exact, from one pass over the score matrix, which never exists as a whole.
+the reverse, exact.
+
+`mine` takes a run and a corpus, `mine_codes` a matcher and codes at hand.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from quintet import distributed
 from quintet.codes import Codes
-from quintet.data.corpus import Split, split_checksum
+from quintet.data.corpus import Corpus, Split, as_corpus, split_checksum
 from quintet.data.negatives import NegativeLists
 from quintet.errors import QuintetError
-from quintet.mining.exact import Direction
+from quintet.mining.block_scores import HALVES, Precision, TileScores, float32_sums, make_scores
 from quintet.mining.exclude import Exclusions
-from quintet.mining.gather import gather_lists, gather_rows
-from quintet.mining.half import HalfSweep
-from quintet.mining.journal import Journal
-from quintet.mining.plan import (
-    HALVES,
-    FloatSweep,
-    Precision,
-    Tuning,
-    default_memory,
-    make_caps,
-    make_products,
-    make_samples,
-    make_sweep,
-    positive_scores,
-)
-from quintet.mining.rounded import float32_sums
-from quintet.mining.source import Source
-from quintet.mining.summary import list_counts, summarise
+from quintet.mining.journal import VERSION, Journal, remove_journal
+from quintet.mining.sweep import Sweep
 from quintet.protocols import Matcher, evaluation_mode
+from quintet.runs.run import Progress, Run, load, reported
+from quintet.runs.run_folder import default_corpus
 
-Progress = Callable[[int, int], None]  # pairs done, pairs in all
+CPU_MEMORY = 2**30
+QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
+RANKS = (1, 10, 100)
 
 
 def mine(
+    run: Run | Path | str,
+    corpus: Corpus | Path | str | None = None,
+    *,
+    split: Split | str = "train",
+    top_texts: int = 300,
+    top_images: int = 60,
+    out: Path | str | None = None,
+    exclude_duplicates: bool = False,
+    false_negative_margin: float | None = None,
+    precision: Precision = "auto",
+    memory: int | None = None,
+    stage: str | None = None,
+    batch_size: int = 128,
+    device: torch.device | str | None = None,
+    progress: bool | Progress = False,
+) -> NegativeLists:
+    """The hardest negatives of a whole split: for every image texts, for every text images. What `quintet mine` calls.
+
+    - `run`: what `quintet.load` gives, or what it takes, with `stage` the selected weights of that stage.
+    - `corpus`: a corpus or its folder; by default the one the run was trained on.
+    - `out`: folder for the lists. Mining that was stopped or killed goes on where it was when it is called again, and
+      finished lists of the same weights, split and options are opened. None: nothing is written.
+    - `memory`: bytes of working memory beside codes and lists (default: half of a GPU's free memory, 1 GiB on a CPU).
+    - `device`: by default where the run is; a run given by name goes to a GPU where there is one.
+    - `progress`: draws a bar; a function is called with the pairs that are compared and the pairs in all.
+    - The other options are those of `mine_codes`.
+
+    Under torchrun encoding and mining are shared out, every process gets the lists and the first one writes them.
+
+        lists = quintet.mine("runs/first", "corpora/f30k", top_texts=300)
+        lists.texts[7]  # rows of the split's texts, hardest first
+    """
+    run = _opened(run, stage, device)
+    with distributed.process_group(run.device):
+        corpus = as_corpus(corpus if corpus is not None else default_corpus([run.folder]))
+        split = corpus.split(split) if isinstance(split, str) else split
+        options = {
+            "top_texts": top_texts,
+            "top_images": top_images,
+            "exclude_duplicates": exclude_duplicates,
+            "false_negative_margin": false_negative_margin,
+        }
+        _check_options(options, precision)
+        journal = None
+        if out is not None:
+            out = Path(out)
+            finished = _finished(out, run, split, options)
+            if finished is not None:
+                return finished
+            journal = _journal(out, run, split, options)
+        codes = encode_shared(run, corpus, split, batch_size)
+        with reported(progress, f"mining {split.name}", len(split.images) * len(split.texts)) as report:
+            lists = mine_codes(
+                run.matcher,
+                *codes,
+                split,
+                **options,  # type: ignore[arg-type]
+                precision=precision,
+                memory=memory,
+                device=run.device,
+                journal=journal,
+                progress=report,
+                source={"name": run.name, "weights": run.weights_checksum},
+            )
+        if out is not None:
+            if distributed.is_main():
+                lists.save(out)
+                own = re.compile(re.escape(f".{out.name}.mining-") + "[0-9a-f]{12}")
+                for old in list(out.parent.iterdir()):  # also those of minings that were given up
+                    if own.fullmatch(old.name):
+                        remove_journal(old)
+            distributed.barrier()
+        return lists
+
+
+def mine_codes(
     matcher: Matcher,
     image_codes: Codes,
     text_codes: Codes,
@@ -53,207 +123,305 @@ def mine(
     exclude_duplicates: bool = False,
     false_negative_margin: float | None = None,
     precision: Precision = "auto",
-    memory_bytes: int | None = None,
+    memory: int | None = None,
     device: torch.device | str | None = None,
     journal: Path | None = None,
     progress: Progress | None = None,
     source: Mapping[str, str] | None = None,
-    tuning: Tuning | None = None,
+    tile: tuple[int, int] | None = None,
 ) -> NegativeLists:
     """For every image of the split its `top_texts` hardest texts, for every text its `top_images` hardest images.
 
     Harder is a higher score; among equal scores the lower row goes first. Pairs of one group are never negatives.
-    `exclude_duplicates` also leaves out, for an image, texts with the same text as one of its own, and for a text,
-    images that own its text. `false_negative_margin` leaves out candidates that score more than the anchor's best
-    positive plus the margin (0: whatever beats every positive; -0.1: whatever comes within 0.1 of the best).
+    `exclude_duplicates` also leaves out, for an image, texts equal to one of its own, and for a text, images that own
+    an equal text. `false_negative_margin` leaves out candidates that score more than the anchor's best positive plus
+    the margin (0: whatever beats every positive; -0.1: whatever comes within 0.1 of the best).
 
-    `precision` says how blocks are computed; float32 scores decide in any case. "auto" is float16 for embeddings on a
-    GPU, else float32. `memory_bytes` bounds the working memory beside the codes and the lists themselves (default:
-    half of a GPU's free memory, 1 GiB on a CPU). With a `journal` folder, a mining that was killed goes on where it
-    was. Under torchrun the stripes are shared out and every process gets the whole lists. `source` names the matcher in
-    the manifest: {"name": ..., "weights": its checksum}.
+    `precision` says how blocks of scores are computed ("auto", "float32", "float16", "bfloat16"); float32 scores
+    decide in any case (see `make_scores`). With a `journal` folder, mining that was killed goes on where it was.
+    `source` names the matcher in the manifest: {"name": ..., "weights": its checksum}. `tile` is the shape of the
+    blocks that the matcher scores at once.
     """
     began = time.monotonic()
-    tuning = tuning or Tuning()
-    _check(image_codes, text_codes, split, top_texts, top_images, precision, false_negative_margin)
-    place = torch.device(device) if device is not None else image_codes.device
-    memory = memory_bytes if memory_bytes is not None else default_memory(place)
     options = {
         "top_texts": top_texts,
         "top_images": top_images,
         "exclude_duplicates": exclude_duplicates,
         "false_negative_margin": false_negative_margin,
     }
-    scores = Source(matcher, image_codes, text_codes, place, tuning.tile)
-    least = 64 * scores.tile[0] * scores.tile[1]
-    if memory < least:
-        raise QuintetError(
-            f"mining on {place.type} needs at least {least} bytes of working memory, {memory} were allowed"
-        )
-    name = dict(source or {"name": type(matcher).__name__, "weights": scores.fingerprint()})
-    settings = {
-        **options,
-        "split": split_checksum(split),
-        "matcher": name,
-        "codes": None if source else scores.fingerprint(),
-        "precision": precision,
-    }
-    book = None if journal is None else Journal(journal, settings)
-    with torch.no_grad(), evaluation_mode(matcher), float32_sums():
-        work = _Mining(
-            scores, Exclusions(split, exclude_duplicates), options, precision, memory, tuning, book, progress
-        )
-        work.run()
-    text_rows, text_scores = work.rows, work.scores
-    image_rows, image_scores = (t.cpu().numpy() for t in (work.of_texts.lists.rows, work.of_texts.lists.scores))
-    manifest = {
-        "split": split.name,
-        "split_checksum": split_checksum(split),
-        "matcher": name,
-        "options": options,
-        "computed": {"precision": work.precision, "device": str(place), "processes": distributed.world_size()},
-        "excluded": work.excluded(),
-        "lists": {"texts": list_counts(text_rows), "images": list_counts(image_rows)},
-        "quantiles": summarise(work.positives[2], text_scores, image_scores),
-        "seconds": round(time.monotonic() - began, 3),
-    }
-    return NegativeLists(text_rows, text_scores, image_rows, image_scores, manifest)
-
-
-def _check(
-    images: Codes, texts: Codes, split: Split, top_texts: int, top_images: int, precision: str, margin: float | None
-) -> None:
-    if (len(images), len(texts)) != (len(split.images), len(split.texts)):
+    _check_options(options, precision)
+    if (len(image_codes), len(text_codes)) != (len(split.images), len(split.texts)):
         raise QuintetError(
             f"split {split.name!r} has {len(split.images)} images and {len(split.texts)} texts, but there are codes of "
-            f"{len(images)} and {len(texts)}; encode the whole split, in its order"
+            f"{len(image_codes)} and {len(text_codes)}; encode the whole split, in its order"
         )
+    where = torch.device(device) if device is not None else image_codes.device
+    memory = memory if memory is not None else _default_memory(where)
+    exclusions = Exclusions(split, exclude_duplicates)
+    with torch.no_grad(), evaluation_mode(matcher), float32_sums():
+        scores = make_scores(matcher, image_codes, text_codes, where, precision, memory, tile)
+        name = dict(source or {"name": type(matcher).__name__, "weights": scores.fingerprint()})
+        settings = options | {
+            "split": split_checksum(split),
+            "matcher": name,
+            "codes": None if source else scores.fingerprint(),
+            "precision": precision,
+        }
+        book = None if journal is None else Journal(journal, settings)
+        mining = _Mining(scores, exclusions, options, memory, book, progress)
+        mining.run()
+    return NegativeLists(
+        *mining.of_images[:2],
+        *mining.of_texts[:2],
+        manifest={
+            "split": split.name,
+            "split_checksum": split_checksum(split),
+            "matcher": name,
+            "options": options,
+            "computed": {
+                "precision": scores.precision,
+                "device": str(where),
+                "processes": distributed.world_size(),
+                "scored_again": {"images": mining.sweep.redone[0], "texts": mining.sweep.redone[1]},
+            },
+            "excluded": mining.excluded(),
+            "lists": {"texts": _counts(mining.of_images[0]), "images": _counts(mining.of_texts[0])},
+            "quantiles": summarise(mining.positives, mining.of_images[1], mining.of_texts[1]),
+            "seconds": round(time.monotonic() - began, 3),
+        },
+    )
+
+
+class _Mining:
+    """One mining: its sweep, the lists so far and the journal. `of_images`: rows, scores, number above the caps."""
+
+    def __init__(
+        self,
+        scores: TileScores,
+        exclusions: Exclusions,
+        options: dict[str, Any],
+        memory: int,
+        journal: Journal | None,
+        progress: Progress | None,
+    ) -> None:
+        self.scores, self.exclusions, self.memory, self.journal = scores, exclusions, memory, journal
+        self._progress, self._done = progress, 0
+        lengths = options["top_texts"], options["top_images"]
+        image, text = exclusions.positives()
+        known = None if journal is None else journal.kept("beginning")
+        self.positives = scores.pairs(image, text) if known is None else known["positives"]
+        if known is None and journal is not None and distributed.is_main():
+            journal.keep("beginning", {"positives": self.positives})
+        margin = options["false_negative_margin"]
+        caps = None
+        if margin is not None:
+            caps = tuple(
+                _caps(rows, self.positives, size, margin)
+                for rows, size in zip((image, text), scores.sizes, strict=True)
+            )
+        self.capped = caps is not None
+        self.sweep = Sweep(scores, exclusions, lengths, caps, memory, self._count)  # type: ignore[arg-type]
+        # Zero where another process works: the sum over processes is everybody's.
+        self.of_images, self.of_texts = (
+            (np.zeros((size, length), np.int32), np.zeros((size, length), np.float32), np.zeros(size, np.int64))
+            for size, length in zip(scores.sizes, lengths, strict=True)
+        )
+
+    def _count(self, pairs: int) -> None:
+        self._done += pairs
+        if self._progress is not None:
+            self._progress(self._done, self.scores.sizes[0] * self.scores.sizes[1])
+
+    def run(self) -> None:
+        process, processes = distributed.rank(), distributed.world_size()
+        images, height = self.scores.sizes[0], self.sweep.height
+        if self.journal is not None:
+            for start, stop in self.journal.finished[process::processes]:
+                self._take_finished(start, stop, self.journal.read(start, stop))
+            to_do = self.journal.to_do(images, height)
+        else:
+            to_do = [slice(start, min(start + height, images)) for start in range(0, images, height)]
+        for stripe in to_do[process::processes]:
+            self._stripe(stripe)
+        of_texts = self.sweep.of_texts
+        of_texts.lists.gather(self.memory)
+        if of_texts.above is not None:
+            of_texts.above.copy_(distributed.all_reduce_sum(of_texts.above))
+        own = distributed.share(len(of_texts.lists))
+        rows, scores = self.sweep.finish(of_texts, own)
+        self._keep(self.of_texts, own, rows, scores, None if of_texts.above is None else of_texts.above[own])
+        for array in (*self.of_images, *self.of_texts):
+            _add_up(array, self.scores.device, self.memory)
+        self.sweep.redone = distributed.all_reduce_sum(
+            torch.tensor(self.sweep.redone, device=self.scores.device)
+        ).tolist()
+
+    def _keep(
+        self, lists: tuple[np.ndarray, ...], lines: slice, rows: Tensor, scores: Tensor, above: Tensor | None
+    ) -> None:
+        lists[0][lines], lists[1][lines] = rows.cpu().numpy(), scores.cpu().numpy()
+        if above is not None:
+            lists[2][lines] = above.cpu().numpy()
+
+    def _stripe(self, images: slice) -> None:
+        of_texts = self.sweep.of_texts
+        before = None if self.journal is None or of_texts.above is None else of_texts.above.clone()
+        self._keep(self.of_images, images, *self.sweep.stripe(images))
+        if self.journal is None:
+            return
+        rows, scores = of_texts.lists.rows, of_texts.lists.scores
+        new = (rows >= images.start) & (rows < images.stop) & (scores > -torch.inf)
+        arrays = {
+            "texts": self.of_images[0][images],
+            "text_scores": self.of_images[1][images],
+            "text": new.nonzero()[:, 0].int().cpu().numpy(),
+            "image": rows[new].cpu().numpy(),
+            "score": scores[new].cpu().numpy(),
+        }
+        if of_texts.above is not None and before is not None:
+            arrays |= {
+                "above_images": self.of_images[2][images],
+                "above_texts": (of_texts.above - before).cpu().numpy(),
+            }
+        self.journal.write(images, arrays)
+
+    def _take_finished(self, start: int, stop: int, arrays: dict[str, np.ndarray]) -> None:
+        self.of_images[0][start:stop], self.of_images[1][start:stop] = arrays["texts"], arrays["text_scores"]
+        text, image, score = (
+            torch.from_numpy(arrays[name]).to(self.scores.device) for name in ("text", "image", "score")
+        )
+        self.sweep.of_texts.lists.add_entries(text.long(), image, score)
+        if self.sweep.of_texts.above is not None:
+            self.of_images[2][start:stop] = arrays["above_images"]
+            self.sweep.of_texts.above += torch.from_numpy(arrays["above_texts"]).to(self.scores.device)
+        self._count((stop - start) * self.scores.sizes[1])
+
+    def excluded(self) -> dict[str, int]:
+        """Pairs that are in no list, and why."""
+        counts = self.exclusions.counts()
+        if self.capped:
+            counts["texts_above_false_negative_threshold"] = int(self.of_images[2].sum())
+            counts["images_above_false_negative_threshold"] = int(self.of_texts[2].sum())
+        return counts
+
+
+def _check_options(options: Mapping[str, Any], precision: str) -> None:
+    top_texts, top_images, margin = (options[n] for n in ("top_texts", "top_images", "false_negative_margin"))
     if min(top_texts, top_images) < 1:
-        raise QuintetError(f"lists need at least one place, got {top_texts} texts and {top_images} images")
+        raise QuintetError(f"lists need at least one entry, got {top_texts} texts and {top_images} images")
     if precision not in ("auto", "float32", *HALVES):
         raise QuintetError(f"precision {precision!r} is not known; choose auto, float32, float16 or bfloat16")
     if margin is not None and not np.isfinite(margin):
         raise QuintetError(f"the false-negative margin must be a number, got {margin}")
 
 
-class _Mining:
-    """One mining: its sweep, its results so far and its journal."""
+def _caps(anchors: np.ndarray, positives: np.ndarray, size: int, margin: float) -> Tensor:
+    """(size,): the best positive score of each anchor plus the margin, in float32; no bound where there is none."""
+    best = np.full(size, -np.inf, np.float32)
+    np.maximum.at(best, anchors, positives)
+    cap = best + np.float32(margin)
+    return torch.from_numpy(np.where(np.isfinite(best), cap, np.finfo(np.float32).max).astype(np.float32))
 
-    def __init__(
-        self,
-        source: Source,
-        exclusions: Exclusions,
-        options: dict[str, Any],
-        precision: Precision,
-        memory: int,
-        tuning: Tuning,
-        journal: Journal | None,
-        progress: Progress | None,
-    ) -> None:
-        self.source, self.exclusions = source, exclusions
-        self.memory, self.journal = memory, journal
-        self._progress, self._done = progress, 0
-        sizes = len(source.image_codes), len(source.text_codes)
-        self.total = sizes[0] * sizes[1]
-        tops = options["top_texts"], options["top_images"]
-        samples = make_samples(exclusions, tops, tuning)
-        products = make_products(source, precision, samples, memory, tuning)
-        known = (journal.kept("beginning") if journal is not None else None) or {}
-        if "positives" in known:
-            self.positives = known["pair_image"], known["pair_text"], known["positives"]
-        else:
-            self.positives = positive_scores(source, products, exclusions)
-        margin = options["false_negative_margin"]
-        caps = None if margin is None else make_caps(self.positives, sizes, margin)
-        guess = torch.from_numpy(known["guess"]) if "guess" in known else None
-        self.sweep, self.height = make_sweep(
-            source, exclusions, products, samples, caps, tops, memory, tuning, guess, self._count
-        )
-        self.of_texts: Direction = self.sweep.of_texts
-        self.precision = "float32" if products is None else str(products.images.dtype).removeprefix("torch.")
-        self._remember(known)
-        self.rows = np.zeros((sizes[0], tops[0]), np.int32)  # zero where another process works
-        self.scores = np.zeros((sizes[0], tops[0]), np.float32)
-        self.above = None if caps is None else np.zeros(sizes[0], np.int64)
 
-    def _remember(self, known: dict[str, np.ndarray]) -> None:
-        """What a resumed mining must not make anew: it would cost time, and floors have to be the same."""
-        if self.journal is None or known or not distributed.is_main():
-            return
-        arrays = dict(zip(("pair_image", "pair_text", "positives"), self.positives, strict=True))
-        if isinstance(self.sweep, HalfSweep):
-            arrays["guess"] = self.sweep.guess.cpu().numpy()
-        self.journal.keep("beginning", arrays)
+def _add_up(array: np.ndarray, device: torch.device, memory: int) -> None:
+    """In place: the sum over processes."""
+    if distributed.world_size() == 1:
+        return
+    step = max(1, memory // 4 // max(1, array[:1].nbytes))
+    for start in range(0, len(array), step):
+        part = torch.from_numpy(array[start : start + step])
+        part.copy_(distributed.all_reduce_sum(part.to(device)))
 
-    def _count(self, pairs: int) -> None:
-        self._done += pairs
-        if self._progress is not None:
-            self._progress(self._done, self.total)
 
-    def run(self) -> None:
-        mine, everyone = distributed.rank(), distributed.world_size()
-        if self.journal is not None:
-            for start, stop in self.journal.finished[mine::everyone]:
-                self._take_finished(start, stop, self.journal.read(start, stop))
-            to_do = self.journal.to_do(len(self.rows), self.height)
-        else:
-            to_do = [slice(at, min(at + self.height, len(self.rows))) for at in range(0, len(self.rows), self.height)]
-        for stripe in to_do[mine::everyone]:
-            self._stripe(stripe)
-        self.sweep.merge_texts()
-        gather_rows(
-            [self.rows, self.scores, *([] if self.above is None else [self.above])], self.source.device, self.memory
-        )
-        gather_lists(self.of_texts, self.memory)
-        if isinstance(self.sweep, HalfSweep):
-            weak = self.sweep.weak(self.of_texts, self.sweep.guess)
-            if len(weak):
-                self.sweep.redo_texts(weak)
+def _default_memory(device: torch.device) -> int:
+    """Half of what is free on a GPU, a fixed modest share of a computer's memory."""
+    return torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else CPU_MEMORY
 
-    def _stripe(self, images: slice) -> None:
-        before = None if self.journal is None or self.of_texts.above is None else self.of_texts.above.clone()
-        of_images = self.sweep.stripe(images)
-        torch.from_numpy(self.rows[images]).copy_(of_images.lists.rows)
-        torch.from_numpy(self.scores[images]).copy_(of_images.lists.scores)
-        if self.above is not None and of_images.above is not None:
-            self.above[images] = of_images.above.cpu().numpy()
-        if self.journal is not None:
-            self.sweep.merge_texts()
-            self._write_stripe(self.journal, images, before)
-        if not isinstance(self.sweep, FloatSweep):
-            self._count((images.stop - images.start) * len(self.of_texts.lists))
 
-    def _write_stripe(self, journal: Journal, images: slice, before: torch.Tensor | None) -> None:
-        lists = self.of_texts.lists
-        text, place = ((lists.rows >= images.start) & (lists.rows < images.stop)).nonzero(as_tuple=True)
-        arrays = {
-            "texts": self.rows[images],
-            "text_scores": self.scores[images],
-            "text": text.int().cpu().numpy(),
-            "image": lists.rows[text, place].cpu().numpy(),
-            "score": lists.scores[text, place].cpu().numpy(),
-        }
-        if self.above is not None and self.of_texts.above is not None and before is not None:
-            arrays |= {"above_images": self.above[images], "above_texts": (self.of_texts.above - before).cpu().numpy()}
-        journal.write(images, arrays)
+def _opened(run: Run | Path | str, stage: str | None, device: torch.device | str | None) -> Run:
+    if not isinstance(run, Run):
+        return load(run, stage=stage, device="auto" if device is None else device)
+    if stage is not None:
+        raise QuintetError(f"run {run.name!r} is open already; name stage {stage!r} when you load it")
+    return run if device is None else run.to(device)
 
-    def _take_finished(self, start: int, stop: int, arrays: dict[str, np.ndarray]) -> None:
-        self.rows[start:stop], self.scores[start:stop] = arrays["texts"], arrays["text_scores"]
-        text, image, score = (
-            torch.from_numpy(arrays[name]).to(self.source.device) for name in ("text", "image", "score")
-        )
-        self.of_texts.lists.merge(text.long(), image, score, self.memory // 256)
-        if self.above is not None:
-            self.above[start:stop] = arrays["above_images"]
-            self.of_texts.count_above(torch.from_numpy(arrays["above_texts"]))
-        if isinstance(self.sweep, HalfSweep):
-            self.sweep.raise_floors()
-        self._count((stop - start) * len(self.of_texts.lists))
 
-    def excluded(self) -> dict[str, int]:
-        """Pairs that are in no list, and why."""
-        counts = self.exclusions.counts()
-        if self.above is not None and self.of_texts.above is not None:
-            counts["texts_above_false_negative_threshold"] = int(self.above.sum())
-            counts["images_above_false_negative_threshold"] = int(self.of_texts.above.sum())
-        return counts
+def _finished(out: Path, run: Run, split: Split, options: dict[str, Any]) -> NegativeLists | None:
+    lists = NegativeLists.find(out)
+    if lists is None:
+        return None
+    wanted = (split_checksum(split), run.weights_checksum, options)
+    known = lists.manifest
+    found = (known.get("split_checksum"), known.get("matcher", {}).get("weights"), known.get("options"))
+    return lists if wanted == found else None
+
+
+def _journal(out: Path, run: Run, split: Split, options: dict[str, Any]) -> Path:
+    """Beside the lists, with a name of its own for each way of mining: an abandoned one is in nobody's way."""
+    way = json.dumps([VERSION, split_checksum(split), run.weights_checksum, options], sort_keys=True)
+    return out.parent / f".{out.name}.mining-{hashlib.sha256(way.encode()).hexdigest()[:12]}"
+
+
+def encode_shared(run: Run, corpus: Corpus, split: Split, batch_size: int) -> tuple[Codes, Codes]:
+    """The codes of a split, on every process, each of which encodes its share of whole batches.
+
+    The batches are those of one process, so the codes are too.
+    """
+    processes = distributed.world_size()
+    keep = torch.device("cpu") if processes == 1 else run.device
+    parts = {"images": _share(len(split.images), batch_size), "texts": _share(len(split.texts), batch_size)}
+    own = {side: of_process[distributed.rank()] for side, of_process in parts.items()}
+    # A process without a share encodes one item all the same: the others need to know what codes look like.
+    image_rows = split.images[own["images"]] or split.images[:1]
+    text_rows = split.texts[own["texts"]] or split.texts[:1]
+    images = run.encode_images(run.image_batches(corpus, image_rows, batch_size), keep=keep)
+    texts = run.encode_texts(run.text_batches(text_rows, batch_size), keep=keep)
+    if processes == 1:
+        return images, texts
+    return _together(images, parts["images"]), _together(texts, parts["texts"])
+
+
+def _share(items: int, batch_size: int) -> list[slice]:
+    batches = -(-items // batch_size)
+    shares = (distributed.share(batches, process) for process in range(distributed.world_size()))
+    return [slice(share.start * batch_size, min(share.stop * batch_size, items)) for share in shares]
+
+
+def _together(codes: Codes, parts: list[slice]) -> Codes:
+    sizes = [max(0, part.stop - part.start) for part in parts]
+    longest = max(sizes)
+    rows = torch.arange(longest, device=codes.device).clamp(max=len(codes) - 1)  # filled up, so that all are alike
+    gathered = distributed.gather_codes(codes[rows], longest * len(parts))
+    kept = torch.cat([torch.arange(size) + number * longest for number, size in enumerate(sizes)])
+    return gathered[kept.to(codes.device)]
+
+
+def summarise(positives: np.ndarray, text_scores: np.ndarray, image_scores: np.ndarray) -> dict[str, Any]:
+    """Score quantiles of the positive pairs, and over all anchors of the negatives at ranks 1, 10, 100 and last."""
+    return {
+        "at": list(QUANTILES),
+        "positives": _quantiles(positives),
+        "texts": _by_rank(text_scores),
+        "images": _by_rank(image_scores),
+    }
+
+
+def _quantiles(values: np.ndarray) -> list[float] | None:
+    """The values at `QUANTILES` (of the sorted values, no interpolation); None of nothing."""
+    values = np.sort(values)
+    if not len(values):
+        return None
+    return [float(values[round(q * (len(values) - 1))]) for q in QUANTILES]
+
+
+def _by_rank(scores: np.ndarray) -> dict[str, list[float] | None]:
+    found = {str(rank): scores[:, rank - 1] for rank in RANKS if rank <= scores.shape[1]}
+    counts = (scores > -np.inf).sum(axis=1)
+    filled = np.flatnonzero(counts)
+    found["last"] = scores[filled, counts[filled] - 1]
+    return {rank: _quantiles(column[column > -np.inf]) for rank, column in found.items()}
+
+
+def _counts(rows: np.ndarray) -> dict[str, int]:
+    """How many anchors there are, and how many have a list that is not full, or nothing at all."""
+    return {"anchors": len(rows), "not_full": int((rows[:, -1] < 0).sum()), "empty": int((rows[:, 0] < 0).sum())}

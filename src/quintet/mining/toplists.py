@@ -1,7 +1,7 @@
-"""The best h of every line, kept while candidates stream by.
+"""The best candidates of every line while blocks of scores go by, and the order of a finished list.
 
-One total order decides everything: higher score first, then lower row. It does not depend on the order in which
-candidates arrive, on block sizes or on how many processes find them.
+A finished list has one order: higher score first, then lower row. The candidates have none: which of several equal
+scores stay at the edge of a list is left to `torch.topk`, and the sweep checks the edge afterwards.
 """
 
 from __future__ import annotations
@@ -9,40 +9,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-ENTRY_BYTES = 64  # what ordering one candidate needs at once: keys, permutations and copies
-_ROW_BITS, _ROW_MASK = 31, 2**31 - 1
+from quintet import distributed
 
-
-def rising(scores: Tensor) -> Tensor:
-    """Float32 as int64 in the same order; -0.0 counts as 0.0."""
-    bits = (scores + 0.0).view(torch.int32)
-    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long()
-
-
-def line_key(lines: Tensor, scores: Tensor) -> Tensor:
-    """int64 that ascends with the line, and within a line with falling scores."""
-    return (lines.long() << 32) + (0x7FFFFFFF - rising(scores))
-
-
-def best_first(lines: Tensor, others: Tensor, scores: Tensor) -> Tensor:
-    """(p,): the order by line, then falling score, then rising row."""
-    by_row = torch.argsort(others, stable=True)
-    return by_row[torch.argsort(line_key(lines[by_row], scores[by_row]), stable=True)]
-
-
-def best_of_block(scores: Tensor, keep: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The best `keep` of each line of a block (a, b), as line, place in it and score; -inf is never among them."""
-    keep = min(keep, scores.shape[1])
-    places = torch.arange(scores.shape[1], device=scores.device)
-    keys = (rising(scores) << _ROW_BITS) + (_ROW_MASK - places)  # unique, so topk has no tie to decide
-    chosen = _ROW_MASK - (keys.topk(keep, dim=1).values & _ROW_MASK)  # (a, keep)
-    values = scores.gather(1, chosen)
-    line, column = torch.isfinite(values).nonzero(as_tuple=True)
-    return line, chosen[line, column], values[line, column]
+ENTRY_BYTES = 32  # what merging one entry needs at once: scores, rows, positions and copies
+_NO_ROW = 2**31 - 1
 
 
 class TopLists:
-    """(lines, keep) rows and scores, best first; -1 and -inf where there are fewer."""
+    """(lines, keep) rows and scores of the best candidates so far, in no order; -inf where there are fewer."""
 
     def __init__(self, lines: int, keep: int, device: torch.device | str = "cpu") -> None:
         self.rows = torch.full((lines, keep), -1, dtype=torch.int32, device=device)
@@ -55,52 +29,63 @@ class TopLists:
     def keep(self) -> int:
         return self.rows.shape[1]
 
-    @property
-    def last(self) -> Tensor:
-        """(lines,): the score a candidate has to beat; -inf while the list is not full."""
-        return self.scores[:, -1]
+    def add_block(self, lines: slice, scores: Tensor, first: int, unit: float = 1.0) -> None:
+        """Take in a block (lines, b) whose first column is row `first`; its scores count in multiples of `unit`."""
+        best, column = scores.topk(min(self.keep, scores.shape[1]), dim=1, sorted=False)  # (lines, <= keep)
+        self._merge(lines, (column + first).int(), best.float() * unit)
 
-    def part(self, lines: slice) -> TopLists:
-        """Some of the lines; what is merged into the part is in the whole."""
-        view = TopLists.__new__(TopLists)
-        view.rows, view.scores = self.rows[lines], self.scores[lines]
-        return view
+    def add_entries(self, lines: Tensor, rows: Tensor, scores: Tensor) -> None:
+        """Take in single candidates (p,), at most `keep` of each line, with `lines` ascending."""
+        counts = torch.bincount(lines, minlength=len(self))  # (n,)
+        within = torch.arange(len(lines), device=lines.device) - (counts.cumsum(0) - counts)[lines]
+        step = max(1, 2**24 // self.keep)
+        for start in range(0, len(self), step):
+            part = slice(start, min(start + step, len(self)))
+            low, high = (int(counts[:edge].sum()) for edge in (part.start, part.stop))
+            at = lines[low:high] - start, within[low:high]
+            width = int(counts[part].max())
+            new_rows = torch.full((part.stop - start, width), -1, dtype=torch.int32, device=rows.device)
+            new_scores = torch.full(new_rows.shape, -torch.inf, device=rows.device)
+            new_rows[at], new_scores[at] = rows[low:high].int(), scores[low:high]
+            self._merge(part, new_rows, new_scores)
 
-    def merge(self, lines: Tensor, rows: Tensor, scores: Tensor, entries: int = 2**62) -> None:
-        """Take in candidates (line, row, score), none of which is in the lists already.
+    def _merge(self, lines: slice, rows: Tensor, scores: Tensor) -> None:
+        scores = torch.cat([self.scores[lines], scores], dim=1)  # (n, keep + more)
+        rows = torch.cat([self.rows[lines], rows], dim=1)
+        self.scores[lines], chosen = scores.topk(self.keep, dim=1, sorted=False)
+        self.rows[lines] = rows.gather(1, chosen)
 
-        At most about `entries` candidates are ordered at a time.
-        """
-        if not len(lines):
+    def gather(self, memory: int) -> None:
+        """In place: for each line the best of what all processes have found."""
+        processes = distributed.world_size()
+        if processes == 1:
             return
-        if len(lines) + len(self) * self.keep > entries and len(self) > 1:
-            self._merge_in_parts(lines, rows, scores, entries)
-            return
-        touched = torch.bincount(lines, minlength=len(self)) > 0
-        active = touched.nonzero().squeeze(1)
-        place = touched.cumsum(0) - 1  # line -> place among the active
-        held_rows, held_scores = self.rows[active], self.scores[active]
-        held = held_rows >= 0
-        line = torch.cat([held.nonzero()[:, 0], place[lines]])
-        row = torch.cat([held_rows[held], rows.to(held_rows.dtype)])
-        score = torch.cat([held_scores[held], scores.float()])
-        order = best_first(line, row, score)
-        line, row, score = line[order], row[order], score[order]
-        counts = torch.bincount(line, minlength=len(active))
-        within = torch.arange(len(line), device=line.device) - (counts.cumsum(0) - counts)[line]
-        kept = within < self.keep
-        new_rows, new_scores = torch.full_like(held_rows, -1), torch.full_like(held_scores, -torch.inf)
-        new_rows[line[kept], within[kept]] = row[kept]
-        new_scores[line[kept], within[kept]] = score[kept]
-        self.rows[active], self.scores[active] = new_rows, new_scores
+        step = max(1, memory // (ENTRY_BYTES * self.keep * processes))
+        for start in range(0, len(self), step):
+            part = slice(start, min(start + step, len(self)))
+            total = (part.stop - start) * processes
+            gathered = (
+                distributed.gather_rows(both[part].contiguous(), total)  # (processes * n, keep)
+                .unflatten(0, (processes, -1))
+                .transpose(0, 1)
+                .flatten(1)  # (n, processes * keep)
+                for both in (self.rows, self.scores)
+            )
+            self.rows[part], self.scores[part] = -1, -torch.inf
+            self._merge(part, *gathered)
 
-    def _merge_in_parts(self, lines: Tensor, rows: Tensor, scores: Tensor, entries: int) -> None:
-        order = torch.argsort(lines, stable=True)
-        lines, rows, scores = lines[order], rows[order], scores[order]
-        size = max(1, min(entries // (2 * self.keep), len(self) // 2))
-        starts = range(0, len(self), size)
-        edges = torch.tensor([*starts, len(self)], device=lines.device, dtype=lines.dtype)
-        cuts = torch.searchsorted(lines, edges).tolist()
-        for start, low, high in zip(starts, cuts, cuts[1:], strict=False):
-            part = self.part(slice(start, min(start + size, len(self))))
-            part.merge(lines[low:high] - start, rows[low:high], scores[low:high])
+
+def ordered(rows: Tensor, scores: Tensor, length: int) -> tuple[Tensor, Tensor]:
+    """(n, length) int32 rows and scores, best first, from candidates (n, k); -1 and -inf where there are fewer.
+
+    >>> rows, scores = ordered(torch.tensor([[4, 2, 7]]), torch.tensor([[0.5, 0.5, -torch.inf]]), 4)
+    >>> rows.tolist(), scores.tolist()
+    ([[2, 4, -1, -1]], [[0.5, 0.5, -inf, -inf]])
+    """
+    scores = scores + 0.0  # -0.0 and 0.0 are the same score
+    by_row, order = rows.masked_fill(scores == -torch.inf, _NO_ROW).sort(dim=1)
+    scores, by_score = scores.gather(1, order).sort(dim=1, descending=True, stable=True)
+    rows, scores = by_row.gather(1, by_score)[:, :length].int(), scores[:, :length]
+    missing = length - rows.shape[1]
+    rows = torch.nn.functional.pad(rows.masked_fill(scores == -torch.inf, -1), (0, missing), value=-1)
+    return rows, torch.nn.functional.pad(scores, (0, missing), value=-torch.inf)

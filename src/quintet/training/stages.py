@@ -13,7 +13,7 @@ from quintet.data.negatives import NegativeLists
 from quintet.data.tokenizers import Tokenizer, load_tokenizer
 from quintet.errors import RecipeError, RunError, suggest
 from quintet.files import read_json, write_text
-from quintet.mining.run import mine_run
+from quintet.mining.mine import mine
 from quintet.models import MODELS
 from quintet.protocols import Matcher, module_of
 from quintet.runs.checkpoint import load_tensors, load_weights
@@ -88,7 +88,7 @@ def stage_negatives(
     miner = open_run(out, stage=recipe.source, device=device) if own else open_run(recipe.source, device=device)
     counts = f"{len(data.train.images)} images and {len(data.train.texts)} texts"
     display.info(f"hard negatives of {counts}, mined with {miner.name}")
-    lists = mine_run(miner, data.corpus, data.train, folder / "negatives", device=device, **recipe.mining())
+    lists = mine(miner, data.corpus, split=data.train, out=folder / "negatives", **recipe.mining())
     lists.check(data.train, miner.weights_checksum)
     return lists
 

@@ -10,7 +10,7 @@ import pytest
 from quintet.errors import RecipeError
 from quintet.files import read_json
 from quintet.losses import OBJECTIVES
-from quintet.mining import run as mining
+from quintet.mining import mine as mining
 from quintet.training.recipe import list_recipes, load_recipe, parse_recipe
 from quintet.training.recipe_models import Recipe
 from quintet.training.studies import STUDIES
@@ -177,13 +177,13 @@ def test_every_shipped_recipe_makes_a_study(name: str) -> None:
 
 def test_a_whole_study(two_rounds: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     minings: list[str] = []
-    mine = mining.mine
+    mine = mining.mine_codes
 
     def counted(*arguments: Any, **options: Any) -> Any:
         minings.append(options["source"]["weights"])
         return mine(*arguments, **options)
 
-    monkeypatch.setattr(mining, "mine", counted)
+    monkeypatch.setattr(mining, "mine_codes", counted)
     study = aoq_study(two_rounds, timing=True)
     summary = run_study(study, tmp_path, QUICK)
     assert {run["status"] for variant in summary["variants"].values() for run in variant["runs"]} == {"trained"}
