@@ -32,12 +32,16 @@ def loss_of(images: torch.Tensor, all_texts: torch.Tensor, mine: slice) -> torch
     return (scores.softmax(1).square().sum(1) + scores.softmax(0).square().sum(0))[mine].sum()
 
 
-def work(rank: int, port: int, folder: str) -> None:
+def make_model(affine: bool) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, affine=affine))
+
+
+def work(rank: int, port: int, folder: str, affine: bool) -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     dist.init_process_group("gloo", rank=rank, world_size=2)
     try:
         torch.manual_seed(rank)  # copy_from_first must undo the difference
-        model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+        model = make_model(affine)
         distributed.broadcast_module(model)
         share_batchnorms(model)
         images, texts = whole_batch()
@@ -61,13 +65,14 @@ def work(rank: int, port: int, folder: str) -> None:
         dist.destroy_process_group()
 
 
-def test_two_processes_make_the_gradient_of_the_whole_batch(tmp_path: Path) -> None:
+@pytest.mark.parametrize("affine", [True, False])
+def test_two_processes_make_the_gradient_of_the_whole_batch(tmp_path: Path, affine: bool) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    mp.start_processes(work, args=(port, str(tmp_path)), nprocs=2, start_method="spawn")
+    mp.start_processes(work, args=(port, str(tmp_path), affine), nprocs=2, start_method="spawn")
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    model = make_model(affine)
     images, texts = whole_batch()
     text_codes = model(texts)
     loss = loss_of(model(images), text_codes, distributed.share(TOTAL))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -149,15 +149,18 @@ class Objective(Protocol):
 # Optional abilities of losses.
 
 
+P_co = TypeVar("P_co", bound=Hashable, covariant=True)
+
+
 @runtime_checkable
-class Phased(Protocol):
+class Phased(Protocol[P_co]):
     """Declares how its computation changes over time. Only such a loss may be replayed from a CUDA graph.
 
     While `phase` gives the same value, `forward` computes the same function of batch and weights. `forward` asks for
-    the phase with `step.phase_of(self)` and reads `step.progress` nowhere else. A loss that never changes returns None.
+    the phase with `step.phase_of(self)` and never reads `step.progress`. A loss that never changes returns None.
     """
 
-    def phase(self, progress: Progress) -> Hashable: ...
+    def phase(self, progress: Progress) -> P_co: ...
 
 
 @runtime_checkable

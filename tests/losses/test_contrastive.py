@@ -61,7 +61,7 @@ def test_the_temperature_is_learned_and_bounded() -> None:
     terms = objective(Step(Products(), batch, Progress()))  # type: ignore[arg-type]
     expected = math.log(math.exp(2) + 2) - 2
     assert terms["text"].values.tolist() == pytest.approx([expected] * 3)
-    assert terms["text"].flat == pytest.approx(math.log(3))
+    assert terms["text"].collapse_value == pytest.approx(math.log(3))
     terms["text"].values.sum().backward()
     assert objective.log_scale.grad is not None
     assert objective.log_scale.grad.item() < 0  # right answers win: a sharper softmax costs less

@@ -162,10 +162,10 @@ def test_equal_scores_sit_at_the_flat_value(variant: str, squared: bool) -> None
     with torch.no_grad():
         step.matcher.map.zero_()  # type: ignore[attr-defined]
     objective = QuintupletObjective(variant=variant, squared=squared)  # type: ignore[arg-type]
-    watched = {name: term for name, term in objective(step).items() if term.flat is not None}
+    watched = {name: term for name, term in objective(step).items() if term.collapse_value is not None}
     assert list(watched) == ["online_text", "online_image"]
     for term in watched.values():
-        torch.testing.assert_close(term.values, torch.full((7,), term.flat, dtype=torch.float64))
+        torch.testing.assert_close(term.values, torch.full((7,), term.collapse_value, dtype=torch.float64))
 
 
 def test_a_stage_without_negatives_is_told_so() -> None:

@@ -50,7 +50,7 @@ def test_eq_4_with_the_negatives_that_are_drawn() -> None:
         torch.testing.assert_close(terms["text"].values[anchor], text)
         torch.testing.assert_close(terms["image"].values[anchor], image)
     assert {term.weight for term in terms.values()} == {2.0}
-    assert {term.flat for term in terms.values()} == {0.7}, "what a collapsed matcher costs"
+    assert {term.collapse_value for term in terms.values()} == {0.7}, "what a collapsed matcher costs"
 
 
 def test_negatives_are_uniform_over_other_groups() -> None:

@@ -154,13 +154,13 @@ def test_the_warm_up_may_be_a_softmax_which_has_no_flat_value() -> None:
     terms = TripletObjective(warmup_epochs=2, warmup="softmax")(step)
     expected = triplet(step.scores, ~step.diagonal, choose="softmax")
     torch.testing.assert_close(terms["image"].values, expected["image"])
-    assert terms["image"].flat is None
+    assert terms["image"].collapse_value is None
 
 
 def test_equal_scores_sit_at_the_flat_value() -> None:
     term = TripletObjective(margin=0.3)(step_of(torch.full((4, 4), 0.7), [0, 1, 2, 3]))["image"]
-    assert term.flat is not None
-    torch.testing.assert_close(term.values, torch.full((4,), term.flat))
+    assert term.collapse_value is not None
+    torch.testing.assert_close(term.values, torch.full((4,), term.collapse_value))
 
 
 def test_misspelt_choices_are_refused() -> None:

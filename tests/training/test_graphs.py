@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from quintet.data.batches import ImageBatch, OfflineBatch, PairBatch, TextBatch
-from quintet.losses.step import Progress
-from quintet.training import graphs
-from quintet.training.graphs import Outcome, StepGraphs, _Recording, can_record, copy_of, shapes, tensors
+from quintet.files import read_jsonl
+from quintet.losses import OBJECTIVES
+from quintet.losses.step import Progress, Step, Term
+from quintet.training import graphs, loop
+from quintet.training.graphs import Outcome, StepGraphs, _Recording, copy_of, recording_obstacle, shapes, tensors
+from quintet.training.logs import Silent
+from quintet.training.recipe import parse_recipe
 from quintet.training.recipe_models import StageRecipe
+from quintet.training.stages import train
 
 STAGE = {"name": "s", "loss": {"triplet": {}}}
 
@@ -24,12 +31,17 @@ def batch(words: int, offline: bool = False, value: float = 0.0) -> PairBatch:
     return PairBatch(images, texts, rows, rows, rows, rows, offline=more)
 
 
-def test_recording_needs_one_process_and_a_gpu() -> None:
+def test_graphs_are_off_unless_asked_for() -> None:
+    assert not StageRecipe(**STAGE).graphs
+
+
+def test_recording_needs_a_gpu_one_process_and_losses_that_declare_their_phases() -> None:
     gpu = torch.device("cuda", 0)
-    assert can_record(StageRecipe(**STAGE), gpu)
-    assert not can_record(StageRecipe(**STAGE), torch.device("cpu"))
-    for refused in ({"graphs": False}, {"accumulate": 2}, {"compile": True}):
-        assert not can_record(StageRecipe(**STAGE, **refused), gpu)
+    assert recording_obstacle(StageRecipe(**STAGE), [], gpu) is None
+    assert "GPU" in str(recording_obstacle(StageRecipe(**STAGE), [], torch.device("cpu")))
+    for refused in ({"accumulate": 2}, {"compile": True}):
+        assert next(iter(refused)) in str(recording_obstacle(StageRecipe(**STAGE, **refused), [], gpu))
+    assert "'mine'" in str(recording_obstacle(StageRecipe(**STAGE), ["mine"], gpu))
 
 
 def test_shapes_tell_batches_apart_by_their_tensors() -> None:
@@ -168,3 +180,92 @@ def test_there_are_not_more_recordings_than_memory_is_meant_for(monkeypatch: pyt
             step(recorder, "mean", words)
     assert recorder.did.count("recorded") == 2
     assert recorder.did[-4:] == ["computed"] * 4
+
+
+class Frozen(StepGraphs):
+    """Records on a CPU as a GPU would: a replay gives what was computed when it was recorded."""
+
+    replays = 0
+
+    def _watched(self, *given: Any) -> Outcome:
+        return self._compute(*given)
+
+    def _has_room(self) -> bool:
+        return True
+
+    def _record(self, *given: Any) -> Any:
+        outcome = self._compute(*given)
+
+        class Recording:
+            def replay(self, _: PairBatch) -> Outcome:
+                Frozen.replays += 1
+                return outcome.copy()
+
+        return Recording()
+
+
+class Ramp(torch.nn.Module):
+    """A loss whose one term is worth the number of epochs done; it says nothing of phases."""
+
+    def forward(self, step: Step) -> dict[str, Term]:
+        return {"value": Term(0 * step.scores.diagonal() + self.value(step))}
+
+    def value(self, step: Step) -> float:
+        return float(int(step.progress.epoch))
+
+
+class DeclaredRamp(Ramp):
+    """The same, declared."""
+
+    def phase(self, progress: Progress) -> int:
+        return int(progress.epoch)
+
+    def value(self, step: Step) -> float:
+        return float(step.phase_of(self))
+
+
+class FalseRamp(Ramp):
+    """The same, wrongly declared as never changing."""
+
+    def phase(self, progress: Progress) -> None:
+        pass
+
+
+class Told(Silent):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, message: str) -> None:
+        self.notes.append(message)
+
+
+@pytest.mark.parametrize(("ramp", "replayed"), [(Ramp, False), (DeclaredRamp, True), (FalseRamp, False)])
+def test_a_loss_that_changes_over_time_is_never_replayed_frozen(
+    ramp: type[Ramp], replayed: bool, tiny_recipe: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only one that declares its phases is replayed, and only within a phase."""
+    obstacle = graphs.recording_obstacle
+    monkeypatch.setattr(loop, "StepGraphs", Frozen)
+    monkeypatch.setattr(loop, "own_stream", lambda device, on: nullcontext())
+    monkeypatch.setattr(
+        loop, "recording_obstacle", lambda stage, names, _: obstacle(stage, names, torch.device("cuda"))
+    )
+    monkeypatch.setattr(Frozen, "replays", 0)
+    monkeypatch.setitem(OBJECTIVES.entries, "ramp", f"{__name__}:ramp")
+    monkeypatch.setattr(OBJECTIVES, "builder", lambda name: ramp)
+    tiny_recipe["stages"][0] |= {"loss": {"ramp": {}}, "graphs": True, "epochs": 3, "log_every": 1}
+    display = Told()
+    train(parse_recipe(tiny_recipe), tmp_path / "run", device="cpu", display=display)
+    rows = read_jsonl(tmp_path / "run" / "stages" / "online" / "log.jsonl")
+    values = [(row["epoch"], row["ramp.value"]) for row in rows if row["kind"] == "train"]
+    assert len(values) == 12
+    assert all(epoch == value for epoch, value in values)
+    assert (Frozen.replays > 0) == replayed
+    assert bool(display.notes) != replayed, "a setting that has no effect is told"
+
+
+def test_without_a_gpu_graphs_are_told_to_have_no_effect(tiny_recipe: dict[str, Any], tmp_path: Path) -> None:
+    display = Told()
+    tiny_recipe["stages"][0] |= {"graphs": True, "epochs": 1}
+    train(parse_recipe(tiny_recipe), tmp_path / "run", device="cpu", display=display)
+    assert any("graphs: true has no effect" in note for note in display.notes)

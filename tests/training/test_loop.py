@@ -45,10 +45,20 @@ def train_with_processes(recipe: Path, run: Path, count: int) -> None:
     subprocess.run(command, check=True, capture_output=True, timeout=240)
 
 
-@pytest.mark.parametrize("projection", ["linear", pytest.param("mlp", marks=pytest.mark.slow)])
-def test_two_processes_equal_one(tiny_recipe: dict[str, Any], tmp_path: Path, projection: str) -> None:
-    """Batches of 7 split unevenly; the mlp projection has a BatchNorm, whose statistics span both processes."""
-    tiny_recipe["matcher"] |= {"dropout": 0.0, "projection": projection, "pooling": "max"}
+MATCHERS: dict[str, dict[str, Any]] = {
+    "linear": {"dropout": 0.0, "pooling": "max"},
+    "mlp": {"dropout": 0.0, "pooling": "max", "projection": "mlp"},  # BatchNorm: statistics span both processes
+    "heads": {"name": "heads", "hidden": 8, "dropout": 0.0, "text_dropout": 0.0},  # BatchNorm with affine=False
+}
+
+
+@pytest.mark.parametrize("kind", ["linear", pytest.param("mlp", marks=pytest.mark.slow), "heads"])
+def test_two_processes_equal_one(tiny_recipe: dict[str, Any], tmp_path: Path, kind: str) -> None:
+    """Batches of 7 split unevenly."""
+    if kind == "heads":
+        tiny_recipe["matcher"] = {"embed_dim": 8}
+        tiny_recipe["stages"][0]["loss"] = {"contrastive": {}}
+    tiny_recipe["matcher"] |= MATCHERS[kind]
     # Not Adam: the bias in front of a BatchNorm has no gradient, and Adam makes full steps of its rounding errors.
     tiny_recipe["stages"][0] |= {"batches": {"size": 7}, "epochs": 3, "optimizer": {"name": "sgd", "lr": 0.05}}
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(tiny_recipe), encoding="utf-8")

@@ -51,8 +51,10 @@ def _track(norm: nn.BatchNorm1d, mean: Tensor, variance: Tensor, count: Tensor) 
 
 
 class SharedBatchNorm(nn.Module):
-    """Takes the place (and the parameters) of a BatchNorm where several processes train: global statistics."""
+    """Replaces a BatchNorm and keeps its parameters and buffers; the statistics are those of all processes."""
 
+    weight: nn.Parameter | None
+    bias: nn.Parameter | None
     running_mean: Tensor
     running_var: Tensor
     num_batches_tracked: Tensor
@@ -60,7 +62,7 @@ class SharedBatchNorm(nn.Module):
     def __init__(self, local: nn.BatchNorm1d | nn.BatchNorm2d) -> None:
         super().__init__()
         self.eps, self.momentum = local.eps, local.momentum
-        self.weight, self.bias = local.weight, local.bias
+        self.weight, self.bias = local.weight, local.bias  # None with affine=False
         for name in ("running_mean", "running_var", "num_batches_tracked"):
             self.register_buffer(name, getattr(local, name))
 
@@ -80,8 +82,10 @@ class SharedBatchNorm(nn.Module):
             self._track(mean.detach(), variance.detach(), count)
         else:
             mean, variance = self.running_mean, self.running_var
-        scaled = (x - mean.view(shape)) * torch.rsqrt(variance + self.eps).view(shape)
-        return scaled * self.weight.view(shape) + self.bias.view(shape)
+        normalised = (x - mean.view(shape)) * torch.rsqrt(variance + self.eps).view(shape)
+        if self.weight is None or self.bias is None:
+            return normalised
+        return normalised * self.weight.view(shape) + self.bias.view(shape)
 
     @torch.no_grad()
     def _track(self, mean: Tensor, variance: Tensor, count: Tensor) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from quintet.errors import RecipeError
 from quintet.layers.normalize import HALF
-from quintet.losses.step import Step, Term
+from quintet.losses.step import Progress, Step, Term
 
 
 class RegionReader(nn.Module):
@@ -156,6 +156,9 @@ class CaptionObjective(nn.Module):
         self.longest = longest
         self.learn_pad = learn_pad
         self.weight = weight
+
+    def phase(self, progress: Progress) -> None:
+        """The computation never changes."""
 
     def forward(self, step: Step) -> dict[str, Term]:
         codes, texts = step.image_codes, step.batch.texts

@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from quintet.losses.step import Step, Term
+from quintet.losses.step import Progress, Step, Term
 
 
 def contrastive(scores: Tensor, negative: Tensor, *, scale: Tensor | float) -> dict[str, Tensor]:
@@ -41,8 +41,11 @@ class ContrastiveObjective(nn.Module):
         self.log_scale = nn.Parameter(torch.tensor(-math.log(temperature)))
         self.weight = weight
 
+    def phase(self, progress: Progress) -> None:
+        """The computation never changes."""
+
     def forward(self, step: Step) -> dict[str, Term]:
         scale = self.log_scale.clamp(max=math.log(100)).exp()
         costs = contrastive(step.scores, ~step.same_group, scale=scale)
-        flat = math.log(max(2, step.total))
-        return {name: Term(values[step.mine], self.weight, flat) for name, values in costs.items()}
+        collapse_value = math.log(max(2, step.total))
+        return {name: Term(values[step.mine], self.weight, collapse_value) for name, values in costs.items()}

@@ -10,7 +10,7 @@ from quintet import distributed
 from quintet.codes import Codes
 from quintet.errors import RecipeError
 from quintet.layers.normalize import HALF
-from quintet.losses.step import Step, Term
+from quintet.losses.step import Progress, Step, Term
 
 ROWS = 1024  # of the weight drawn at a time
 
@@ -135,6 +135,9 @@ class InstanceObjective(nn.Module):
     def assign(self, categories: Tensor) -> None:
         """Set the pseudo-category of every group, (groups,)."""
         self.class_of_group.copy_(categories)
+
+    def phase(self, progress: Progress) -> None:
+        """The computation never changes."""
 
     def forward(self, step: Step) -> dict[str, Term]:
         batch = step.batch

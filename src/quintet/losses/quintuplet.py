@@ -331,12 +331,13 @@ class QuintupletObjective(nn.Module):
                 "give it a `negatives:` entry that says from which stage or run they are mined"
             )
         negative = ~(step.same_group if self.same_group == "ignored" else step.diagonal)
-        if self.phase(step.progress):
+        if step.phase_of(self):
             return self._warming(step, negative)
         step.encode_offline(derived=self.variant not in ("triplet", "online_quintuplet"))
         online = online_negatives(step.scores, negative).take(step.mine)  # (b,): this process's anchors
         terms = {
-            name: Term(values, self.weight, self._flat(name)) for name, values in self._terms(online, step).items()
+            name: Term(values, self.weight, self._collapse_value(name))
+            for name, values in self._terms(online, step).items()
         }
         if self.watch:
             terms |= {name: Term(values, 0.0) for name, values in gaps(online, step.off_text, step.off_image).items()}
@@ -344,8 +345,10 @@ class QuintupletObjective(nn.Module):
 
     def _warming(self, step: Step, negative: Tensor) -> dict[str, Term]:
         costs = triplet(step.scores, negative, margin=self.margin_online, choose=self.warmup)
-        flat = self.margin_online if self.warmup == "mean" else None
-        return {f"online_{name}": Term(values[step.mine], self.weight, flat) for name, values in costs.items()}
+        collapse_value = self.margin_online if self.warmup == "mean" else None
+        return {
+            f"online_{name}": Term(values[step.mine], self.weight, collapse_value) for name, values in costs.items()
+        }
 
     def _terms(self, online: Online, step: Step) -> Terms:
         offline: dict[str, Any] = {"margin": self.margin_offline, "squared": self.squared}
@@ -373,7 +376,7 @@ class QuintupletObjective(nn.Module):
             squared=self.squared,
         )
 
-    def _flat(self, name: str) -> float | None:
+    def _collapse_value(self, name: str) -> float | None:
         """What the online terms are when all scores are equal; the offline ones say nothing, with margin zero."""
         if name not in ("online_text", "online_image"):
             return None

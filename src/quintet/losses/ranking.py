@@ -11,7 +11,7 @@ from quintet import distributed
 from quintet.codes import Codes
 from quintet.data.batches import TextPool
 from quintet.errors import RecipeError
-from quintet.losses.step import Step, Term, at_least_float32
+from quintet.losses.step import Progress, Step, Term, at_least_float32
 from quintet.protocols import evaluation_mode
 
 
@@ -57,6 +57,9 @@ class RankingObjective(nn.Module):
         self.weight = weight
         self.pool_size = pool if negatives == "hardest" else 0  # the trainer puts so many texts beside the batch
 
+    def phase(self, progress: Progress) -> None:
+        """The computation never changes."""
+
     def forward(self, step: Step) -> dict[str, Term]:
         random = distributed.shared_generator(step.scores.device)
         chances = torch.rand((2, *step.scores.shape), generator=random, device=step.scores.device)
@@ -64,7 +67,7 @@ class RankingObjective(nn.Module):
             "text": self._hardest(step) if self.pool_size else self._random(step, chances[0], of_images=True),
             "image": self._random(step, chances[1], of_images=False),
         }
-        return {name: Term(values, self.weight, flat=self.margin) for name, values in costs.items()}
+        return {name: Term(values, self.weight, collapse_value=self.margin) for name, values in costs.items()}
 
     def _random(self, step: Step, chances: Tensor, of_images: bool) -> Tensor:
         """(b,): each anchor of this process against one random other."""

@@ -379,9 +379,9 @@ class RelationObjective(nn.Module):
             texts = distributed.gather_rows(_embedding(step.text_codes), step.total)
             random = distributed.shared_generator(images.device)
             cost, without = self._cost(step, images, texts, random)
-            warm = self.phase(step.progress)
+            warm = step.phase_of(self)
             weight = self.weight if self.consistency or not warm else 0.0
-            terms = {"initial": Term(cost, weight, flat=2 * self.margin)}
+            terms = {"initial": Term(cost, weight, collapse_value=2 * self.margin)}
             if warm:
                 more, further = self._relation_terms(step, images, texts, random)
                 terms, without = terms | more, without + further

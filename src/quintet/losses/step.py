@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -13,7 +15,9 @@ from quintet.codes import Codes
 from quintet.data.batches import ImageBatch, OfflineBatch, PairBatch, TextBatch
 from quintet.errors import RecipeError
 from quintet.layers.batchnorm import BATCH_NORMS
-from quintet.protocols import Matcher
+from quintet.protocols import Matcher, Phased
+
+P = TypeVar("P", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -22,16 +26,12 @@ class Term:
 
     values: Tensor
     weight: float = 1.0
-    flat: float | None = None  # what each value is when all scores are equal: a loss that stays there has collapsed
+    collapse_value: float | None = None  # of each value when all scores are equal; a loss that stays there collapsed
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a stage has come, for objectives that change over time.
-
-    Such an objective has a method `phase(progress)`: what it does is the same as long as the phase is, because a
-    recorded step is replayed until then.
-    """
+    """How far a stage has come, for losses that change over time (see `quintet.protocols.Phased`)."""
 
     epoch: float = 0.0  # epochs done, with the fraction of the current one
     step: int = 0  # optimizer steps done
@@ -47,10 +47,21 @@ class Step:
     def __init__(self, matcher: Matcher, batch: PairBatch, progress: Progress, total: int | None = None) -> None:
         self.matcher = matcher
         self.batch = batch
-        self.progress = progress
+        self._progress = progress
+        self.progress_was_read = False  # then this step is never recorded: a replay would not see time pass
         self.total = len(batch) if total is None else total  # pairs in the global batch
         self._device = batch.text_groups.device.type
         self._half = torch.is_autocast_enabled(self._device)
+
+    @property
+    def progress(self) -> Progress:
+        """How far the stage has come. A loss that reads this is computed at every step, never replayed."""
+        self.progress_was_read = True
+        return self._progress
+
+    def phase_of(self, objective: Phased[P]) -> P:
+        """The phase that a loss is in. It may be recorded for as long as the phase lasts."""
+        return objective.phase(self._progress)
 
     @cached_property
     def image_codes(self) -> Codes:

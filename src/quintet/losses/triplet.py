@@ -101,10 +101,10 @@ class TripletObjective(nn.Module):
 
     def forward(self, step: Step) -> dict[str, Term]:
         negative = ~(step.same_group if self.same_group == "ignored" else step.diagonal)
-        choose = self.phase(step.progress)
+        choose = step.phase_of(self)
         costs = triplet(step.scores, negative, margin=self.margin, choose=choose)
-        flat = self.margin if choose in ("mean", "hardest") else None
-        return {name: Term(values[step.mine], self.weight, flat) for name, values in costs.items()}
+        collapse_value = self.margin if choose in ("mean", "hardest") else None
+        return {name: Term(values[step.mine], self.weight, collapse_value) for name, values in costs.items()}
 
 
 def check_warmup(warmup: Warmup, margin: float) -> None:

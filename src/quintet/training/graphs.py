@@ -31,8 +31,9 @@ MOST = 24  # recordings; shapes beyond are computed as they come
 class Outcome:
     """What a step leaves beside its gradients."""
 
-    flat: dict[str, float | None]  # of every term, see `Term`
+    collapse_values: dict[str, float | None]  # of every term, see `Term`
     sums: Tensor  # (2, terms): the sum of a term's values, and how many they are
+    reads_progress: bool = False  # a loss read `step.progress`, so a replay would not be what it computes
 
     def copy(self) -> Outcome:
         return replace(self, sums=self.sums.clone())
@@ -41,10 +42,22 @@ class Outcome:
 Compute = Callable[[PairBatch, Progress, int, float], Outcome]  # the batch, when, pairs of the global batch, its share
 
 
-def can_record(stage: StageRecipe, device: torch.device) -> bool:
-    """Whether the steps of a stage may be recorded: each the whole of an optimizer step, in one process, on a GPU."""
-    alone = device.type == "cuda" and distributed.world_size() == 1
-    return alone and stage.graphs and stage.accumulate == 1 and not stage.compile
+def recording_obstacle(stage: StageRecipe, without_phase: Sequence[str], device: torch.device) -> str | None:
+    """Why the steps of a stage cannot be recorded; None: they can.
+
+    `without_phase` names the losses that do not declare how they change over time: a replay would freeze them.
+    """
+    if device.type != "cuda":
+        return "the device is not a GPU"
+    if distributed.world_size() > 1:
+        return "there are several processes"
+    if stage.accumulate != 1:
+        return "accumulate is not 1"
+    if stage.compile:
+        return "compile is on"
+    if without_phase:
+        return f"loss {without_phase[0]!r} has no phase(progress), so it may change over time"
+    return None
 
 
 @contextmanager
@@ -88,7 +101,10 @@ class StepGraphs:
             if self._visits[key] <= FIRST:
                 return self._compute(*given)
             if self._visits[key] <= LOOK:
-                return self._watched(*given)
+                outcome = self._watched(*given)
+                if outcome.reads_progress:
+                    self._refuse("a loss reads step.progress instead of its phase, so it may change at every step")
+                return outcome
             if not self._has_room():
                 return self._compute(*given)
             self._recordings[key] = self._record(*given)

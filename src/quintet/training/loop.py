@@ -28,7 +28,7 @@ from quintet.runs.checkpoint import load_checkpoint, save_checkpoint, save_tenso
 from quintet.runs.devices import tensor_core_products
 from quintet.training.build import Objectives, TrainingData
 from quintet.training.clusters import image_clusters, neighbour_batches
-from quintet.training.graphs import WORDS, Outcome, StepGraphs, can_record, own_stream
+from quintet.training.graphs import WORDS, Outcome, StepGraphs, own_stream, recording_obstacle
 from quintet.training.logs import Display, Log, Window
 from quintet.training.objective_state import save_objective
 from quintet.training.optim import (
@@ -47,7 +47,7 @@ from quintet.training.validation import check_metric, is_better, validate
 if TYPE_CHECKING:
     from quintet.data.negatives import NegativeLists
 
-PATIENCE = 100  # optimizer steps in a row at the flat value
+PATIENCE = 100  # optimizer steps in a row at the collapse value
 TOLERANCE = 0.01  # relative
 
 
@@ -67,9 +67,9 @@ class CollapseWatch:
     def __init__(self, count: int = 0) -> None:
         self.count = count  # part of the checkpoint
 
-    def look(self, flat: dict[str, float | None], means: dict[str, float]) -> str | None:
-        """A message when the loss has been flat for `PATIENCE` steps, once; `flat` is `Term.flat` of each term."""
-        known = {name: value for name, value in flat.items() if value is not None}
+    def look(self, collapse_values: dict[str, float | None], means: dict[str, float]) -> str | None:
+        """A message, once, when every term has stood at its collapse value for `PATIENCE` steps."""
+        known = {name: value for name, value in collapse_values.items() if value is not None}
         stuck = bool(known) and all(abs(means[name] - value) <= TOLERANCE * value for name, value in known.items())
         self.count = self.count + 1 if stuck else 0
         if self.count != PATIENCE:
@@ -137,9 +137,13 @@ class StageTrainer:
         self.validation_texts = split_sentences(data, data.validation, tokenizer, matcher, device)
         self.position = Position()
         self.graphs: StepGraphs | None = None
-        if can_record(stage, device):
-            self.graphs = StepGraphs(self._compute, self.trainable, display.note)
-            self.train_texts.multiple = WORDS  # fewer lengths, fewer recordings
+        if stage.graphs:
+            obstacle = recording_obstacle(stage, objective.without_phase, device)
+            if obstacle is None:
+                self.graphs = StepGraphs(self._compute, self.trainable, display.note)
+                self.train_texts.multiple = WORDS  # fewer lengths, fewer recordings
+            else:
+                display.note(f"graphs: true has no effect on stage {stage.name!r}: {obstacle}")
         self._pending: list[tuple[int, Outcome]] = []
         self._norms: list[tuple[int, Tensor]] = []
         self._seconds = 0.0
@@ -287,14 +291,16 @@ class StageTrainer:
         """Forward and backward pass of a batch, which is this `share` of an optimizer step."""
         half = self.stage.precision == "bfloat16"
         with torch.autocast(self.device.type, torch.bfloat16, enabled=half, cache_enabled=self.graphs is None):
-            terms = self.objective(Step(self.matcher, batch, progress, total))
+            step = Step(self.matcher, batch, progress, total)
+            terms = self.objective(step)
         loss = torch.zeros((), device=self.device)
         for term in terms.values():
             loss = loss + term.weight * self._reduce(term.values, share)
         loss.backward()
         sums = torch.stack([term.values.detach().sum() for term in terms.values()])
         counts = torch.stack([torch.full_like(sums[0], term.values.numel()) for term in terms.values()])
-        return Outcome({name: term.flat for name, term in terms.items()}, torch.stack([sums, counts]))
+        collapse_values = {name: term.collapse_value for name, term in terms.items()}
+        return Outcome(collapse_values, torch.stack([sums, counts]), step.progress_was_read)
 
     def _reduce(self, values: Tensor, share: float) -> Tensor:
         if self.stage.reduction == "sum":
@@ -331,10 +337,13 @@ class StageTrainer:
         """Read the pending losses and gradient norms: refuse NaN, watch for collapse, add them to the log window."""
         for step, outcome in self._pending:
             sums, counts = distributed.all_reduce_sum(outcome.sums).tolist()
-            means = {name: total / max(count, 1) for name, total, count in zip(outcome.flat, sums, counts, strict=True)}
+            means = {
+                name: total / max(count, 1)
+                for name, total, count in zip(outcome.collapse_values, sums, counts, strict=True)
+            }
             refuse_not_finite(means, f"step {step} of stage {self.stage.name!r}")
             self.window.add(means)
-            message = self.watch.look(outcome.flat, means)
+            message = self.watch.look(outcome.collapse_values, means)
             if message is not None:
                 if self.stage.on_collapse == "stop":
                     raise TrainingError(message)

@@ -184,7 +184,7 @@ class StageRecipe(_Strict):
         "float32", description="tf32: products on a GPU's tensor cores; bfloat16: automatic half precision"
     )
     compile: bool = Field(False, description="torch.compile the two encoders")
-    graphs: bool = Field(True, description="on one GPU, record a step and replay it (CUDA graphs)")
+    graphs: bool = Field(False, description="on one GPU, record a step and replay it (CUDA graphs)")
     select: str = Field("rsum", description="the validation metric whose best epoch is kept")
     validate_every: int = Field(
         1, ge=1, description="epochs between two looks at the validation split; the last has one"
