@@ -64,15 +64,15 @@ class TopLists:
         for start in range(0, len(self), step):
             part = slice(start, min(start + step, len(self)))
             total = (part.stop - start) * processes
-            gathered = (
-                distributed.gather_rows(both[part].contiguous(), total)  # (processes * n, keep)
+            rows, scores = (
+                distributed.gather_rows(own[part].contiguous(), total)  # (processes * n, keep)
                 .unflatten(0, (processes, -1))
                 .transpose(0, 1)
                 .flatten(1)  # (n, processes * keep)
-                for both in (self.rows, self.scores)
+                for own in (self.rows, self.scores)
             )
-            self.rows[part], self.scores[part] = -1, -torch.inf
-            self._merge(part, *gathered)
+            self.scores[part], chosen = scores.topk(self.keep, dim=1, sorted=False)
+            self.rows[part] = rows.gather(1, chosen)
 
 
 def ordered(rows: Tensor, scores: Tensor, length: int) -> tuple[Tensor, Tensor]:
