@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 from collections.abc import Callable, Mapping
 from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from quintet.errors import RecipeError, suggest
@@ -27,6 +30,17 @@ class Registry:
             raise RecipeError(f"there is no {self.kind} {name!r}; {suggest(name, self.entries)}")
         module, attribute = self.entries[name].split(":")
         return getattr(import_module(module), attribute)
+
+    def summary(self, name: str) -> str:
+        """The first line of a builder's docstring, read from the source: nothing is imported."""
+        module, attribute = self.entries[name].split(":")
+        spec = find_spec(module)
+        assert spec is not None, module
+        assert spec.origin is not None, module
+        for node in ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == attribute:
+                return (ast.get_docstring(node) or "").partition("\n")[0]
+        return ""
 
     def parameters(self, name: str) -> Mapping[str, inspect.Parameter]:
         """The arguments its builder takes."""

@@ -6,62 +6,98 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
+from quintet.cli.options import (
+    OUTPUT,
+    BatchSizeOption,
+    BlockOption,
+    CorpusOption,
+    DeviceOption,
+    JsonOption,
+    RunArgument,
+    SplitOption,
+    complete_run,
+)
+
 
 def analyse_command(
-    run: Path = typer.Argument(
-        ..., metavar="RUN", help="A run folder, or a stage of one (RUN/stages/NAME).", show_default=False
-    ),
-    compare: list[Path] | None = typer.Option(
-        None, metavar="RUN", help="Another run or stage to show in the same figures; repeatable."
-    ),
-    corpus: Path | None = typer.Option(None, help="Corpus to analyse on; default: the one the run was trained on."),
-    split: str = typer.Option("test", help="Split of the corpus."),
-    what: str | None = typer.Option(
-        None,
-        metavar="KIND,...",
-        help="distributions, correlation, words, curves, errors, hardness, ranks, negatives, mined, timing; "
-        "default: all that apply, except timing.",
-    ),
-    out: Path = typer.Option(..., "--out", "-o", help="Folder for the figures and numbers.", show_default=False),
-    png: bool = typer.Option(False, "--png", help="Also write the figures as PNG, besides SVG."),
-    samples: int = typer.Option(200, min=1, help="words: number of positive pairs whose words are removed one by one."),
-    images: int = typer.Option(100, min=2, help="correlation: number of images in the map."),
-    bins: int = typer.Option(200, min=1, help="distributions: number of histogram bins."),
-    seed: int = typer.Option(0, min=0, help="Seed of all random draws."),
-    block: int = typer.Option(
-        1024, min=1, help="Images and texts scored at a time; bounds the memory, not the result."
-    ),
-    batch_size: int = typer.Option(128, min=1, help="Images or texts encoded at a time; negatives: pairs per batch."),
-    device: str = typer.Option("auto", help="cpu, cuda, cuda:1, ...; auto uses a GPU if there is one."),
-    as_json: bool = typer.Option(False, "--json", help="Print only the numbers, as JSON."),
+    run: RunArgument,
+    compare: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="RUN",
+            help="Another run or stage to show beside it in every figure; may be repeated.",
+            autocompletion=complete_run,
+        ),
+    ] = None,
+    corpus: CorpusOption = None,
+    split: SplitOption = "test",
+    what: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KIND,...",
+            help="Analyses to make: distributions, correlation, words, curves, errors, hardness, ranks, negatives, "
+            "mined, timing; default: all that apply, except timing.",
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(metavar="SEED", min=0, help="Seed of everything drawn at random.")] = 0,
+    samples: Annotated[
+        int, typer.Option(metavar="N", min=1, help="words: positive pairs whose words are left out one by one.")
+    ] = 200,
+    images: Annotated[int, typer.Option(metavar="N", min=2, help="correlation: images in the map.")] = 100,
+    bins: Annotated[int, typer.Option(metavar="N", min=1, help="distributions: bins of the histograms.")] = 200,
+    *,
+    out: Annotated[
+        Path,
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="FOLDER",
+            help="Folder for figures and numbers.",
+            show_default=False,
+            rich_help_panel=OUTPUT,
+        ),
+    ],
+    png: Annotated[
+        bool, typer.Option("--png", help="Write figures as PNG besides SVG.", rich_help_panel=OUTPUT)
+    ] = False,
+    as_json: JsonOption = False,
+    batch_size: BatchSizeOption = 128,
+    block: BlockOption = 1024,
+    device: DeviceOption = "auto",
 ) -> None:
-    """Analyse trained runs: score distributions and S, correlation maps, discriminative words, training curves, ranks.
+    """Look inside runs: score distributions, word importance, curves.
 
     `quintet analyse runs/first -o analysis/first`
 
     `quintet analyse runs/full --compare runs/rank-only --what distributions,words -o analysis/both`
 
-    Each kind writes KIND.json and its figures. Kinds that do not apply to a run are skipped, unless --what names them.
+    Each analysis writes KIND.json and its figures to the folder. An analysis that does not apply to a run is left out,
+    unless `--what` names it.
     """
     from quintet.data.corpus import Corpus
+    from quintet.runs.run_folder import check_run, default_corpus
+
+    for each in (run, *(compare or [])):
+        check_run(each)
+    where = Corpus.open(corpus or default_corpus([run]))
+    where.split(split)
+
     from quintet.report.analysis import ANALYSES, Options, analyse, open_subjects
     from quintet.runs.devices import pick_device
-    from quintet.runs.run_folder import default_corpus
 
     kinds = [part for part in re.split(r"[,\s]+", what) if part] if what else None
     for kind in kinds or ():
-        ANALYSES.builder(kind)  # an unknown kind fails before a run is opened
-    opened = Corpus.open(corpus if corpus is not None else default_corpus([run]))
+        ANALYSES.builder(kind)  # report a typo before a run is opened
     options = Options(seed=seed, bins=bins, images=images, samples=samples, batch_size=batch_size, block=block)
+    torch_device = pick_device(device)
     with Console(stderr=True, quiet=as_json).status("opening") as status:
-        runs = [run, *(compare or [])]
-        subjects = open_subjects(runs, opened, split, device=pick_device(device), batch_size=batch_size)
+        subjects = open_subjects([run, *(compare or [])], where, split, device=torch_device, batch_size=batch_size)
         found = analyse(
             subjects,
             out,
@@ -81,7 +117,7 @@ def analyse_command(
 
 
 def _lines(kind: str, content: dict[str, Any]) -> Iterator[str]:
-    """What is printed of an analysis: its files, and a line per run."""
+    """The printed summary of an analysis: its files, and a line for each run."""
     if "reason" in content:
         yield f"[dim]{kind}: skipped: {escape(content['reason'])}[/]"
         return
@@ -91,8 +127,8 @@ def _lines(kind: str, content: dict[str, Any]) -> Iterator[str]:
 
 def _distributions(content: dict[str, Any]) -> Iterator[str]:
     for label, found in content["runs"].items():
-        positive, negative = found["positive"]["mean"], found["negative"]["mean"]
-        yield f"{label}: S {found['S']:.4f}, mean score of positive pairs {positive:.4f}, of negatives {negative:.4f}"
+        means = f"{found['positive']['mean']:.4f}, of negative pairs {found['negative']['mean']:.4f}"
+        yield f"{label}: S {found['S']:.4f}, mean score of positive pairs {means}"
 
 
 def _correlation(content: dict[str, Any]) -> Iterator[str]:
@@ -111,8 +147,8 @@ def _negatives(content: dict[str, Any]) -> Iterator[str]:
     for label, found in content["runs"].items():
         for way, measured in found.items():
             yield (
-                f"{label}, {way}: mean rank of the hardest negative in batches of {content['batch_size']}: "
-                f"{measured['mean_rank']:.1f} (expected {content['expected_rank'][way]:.1f})"
+                f"{label}, {way}: the hardest negative of a batch of {content['batch_size']} has rank "
+                f"{measured['mean_rank']:.1f} on average ({content['expected_rank'][way]:.1f} expected)"
             )
 
 

@@ -4,37 +4,59 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
+from quintet.cli.options import JsonOption
 from quintet.errors import RecipeError
 from quintet.files import read_json
 
 
 def convert_command(
-    kind: str = typer.Argument(
-        ..., help="scan, bfan, vsrn, vsepp, vse-infinity, hrem, or aoq (VSRN or BFAN with AOQ)."
-    ),
-    checkpoint: Path = typer.Argument(..., help="The authors' file, as model_best.pth.tar."),
-    out: Path = typer.Option(..., "--out", "-o", help="The run folder to make."),
-    vocab: Path | None = typer.Option(
-        None, help="The vocabulary it was trained with: SCAN's JSON, the pickle of VSE++ and VSRN, or BERT's vocab.txt."
-    ),
-    option: list[str] | None = typer.Option(
-        None,
-        metavar="KEY=VALUE",
-        help="An option of the authors' program instead of the one in the file; repeat for more.",
-    ),
-    features: str = typer.Option("regions", help="The features of a corpus that the matcher is to read."),
-    as_json: bool = typer.Option(False, "--json", help="Print what was made as JSON and nothing else."),
+    kind: Annotated[
+        str,
+        typer.Argument(
+            metavar="KIND",
+            help="Implementation that wrote the checkpoint: scan, bfan, vsrn, vsepp, vse-infinity, hrem, or aoq (VSRN "
+            "or BFAN trained with AOQ).",
+        ),
+    ],
+    checkpoint: Annotated[
+        Path,
+        typer.Argument(
+            metavar="CHECKPOINT", help="The authors' file, as model_best.pth.tar.", exists=True, dir_okay=False
+        ),
+    ],
+    vocab: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            exists=True,
+            dir_okay=False,
+            help="Vocabulary of the checkpoint: SCAN's JSON, the pickle of VSE++ and VSRN, or BERT's vocab.txt. "
+            "Without it, the run takes token ids instead of texts.",
+        ),
+    ] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE", help="Overrides an option of the authors' program in the file; may be repeated."
+        ),
+    ] = None,
+    features: Annotated[
+        str, typer.Option(metavar="NAME", help="Features that the run reads: CORPUS/features/NAME.")
+    ] = "regions",
+    *,
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="RUN", help="Run folder to write.", show_default=False)],
+    as_json: JsonOption = False,
 ) -> None:
-    """Make a run of a checkpoint that an original implementation wrote. Nothing in the file is executed.
+    """Convert a checkpoint of an original implementation into a run.
 
     `quintet convert scan model_best.pth.tar -o runs/scan --vocab f30k_precomp_vocab.json`
 
-    Without `--vocab` the run takes token ids, not texts.
+    Nothing in the file is executed.
     """
     from quintet.runs.convert import convert
 
@@ -62,7 +84,7 @@ def convert_command(
 
 
 def _options(settings: list[str]) -> dict[str, Any]:
-    """`key=value` with numbers and true/false understood, anything else as text."""
+    """KEY=VALUE settings as a dict; values are parsed as JSON where they can be, else kept as text."""
     options: dict[str, Any] = {}
     for setting in settings:
         key, equals, value = setting.partition("=")

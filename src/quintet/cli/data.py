@@ -1,4 +1,4 @@
-"""`quintet data`: bring a corpus in, and look at it."""
+"""`quintet data`: import a corpus and inspect it."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
+from quintet.cli.options import Command, CommandGroup, JsonOption, complete_format, complete_split
 from quintet.errors import CorpusError
 
 data_app = typer.Typer(
     name="data",
+    cls=CommandGroup,
     no_args_is_help=True,
-    help="Import a corpus of images and texts, and look at what is in it.",
+    help="Import a corpus of images and texts, and inspect it.",
 )
 
 
-@data_app.command("formats")
-def formats_command(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")] = False,
-) -> None:
-    """List the source formats that `quintet data import` reads, each with its options."""
+@data_app.command("formats", cls=Command)
+def formats_command(as_json: JsonOption = False) -> None:
+    """List the formats that `quintet data import` reads, with their options."""
     from quintet.data.formats import FORMATS
 
     if as_json:
@@ -45,69 +45,89 @@ def formats_command(
     Console().print(table)
 
 
-@data_app.command("import")
+@data_app.command("import", cls=Command)
 def import_command(
-    format: Annotated[str, typer.Argument(metavar="FORMAT", help="See `quintet data formats`.")],
+    format: Annotated[
+        str,
+        typer.Argument(
+            metavar="FORMAT",
+            help="Format of the source; `quintet data formats` lists them.",
+            autocompletion=complete_format,
+        ),
+    ],
     source: Annotated[Path, typer.Argument(metavar="SOURCE", help="Folder or file in that format.")],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The corpus folder to make.")],
+    folder: Annotated[
+        Path | None, typer.Argument(metavar="CORPUS", help="Corpus folder to write; the same as --out.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", metavar="CORPUS", help="Corpus folder to write.")] = None,
     option: Annotated[
         list[str] | None,
-        typer.Option("--option", "-o", metavar="KEY=VALUE", help="An option of the format; may be repeated."),
+        typer.Option("--option", metavar="KEY=VALUE", help="Option of the format; may be repeated."),
     ] = None,
-    name: Annotated[str | None, typer.Option(help="What to call the corpus.")] = None,
+    name: Annotated[str | None, typer.Option(metavar="NAME", help="Name of the corpus; default: the format's.")] = None,
     copy: Annotated[
-        bool, typer.Option("--copy", help="Copy the images into OUT, so that the folder can be moved.")
+        bool, typer.Option("--copy", help="Copy the images into the corpus, so that its folder can be moved.")
     ] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a corpus that stands at OUT.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing corpus.")] = False,
 ) -> None:
-    """Turn a dataset into a corpus folder that every other command understands.
+    """Import a dataset as a corpus folder.
 
-    Images and feature arrays stay where they are; the corpus points at them. What was skipped, and why, is printed
-    and kept with the corpus.
+    `quintet data import flickr ~/flickr8k corpora/f8k`
 
-    Examples:
+    `quintet data import precomp ~/f30k_precomp corpora/f30k --option dev_images=1000`
 
-      quintet data import flickr ~/flickr8k corpora/f8k
+    `quintet data import folder ~/holiday corpora/holiday --option fractions=0.9,0.05,0.05`
 
-      quintet data import precomp ~/f30k_precomp corpora/f30k -o dev_images=1000
-
-      quintet data import folder ~/holiday corpora/holiday -o fractions=0.9,0.05,0.05
+    Images and feature arrays stay where they are and the corpus refers to them, unless `--copy` is given. Rows that
+    were skipped are listed with the reason, and the list is kept in the corpus.
     """
     from quintet.data.formats import import_corpus
 
-    corpus = import_corpus(format, source, out, name=name, copy=copy, overwrite=overwrite, **_parse_pairs(option or []))
+    if folder is not None and out is not None:
+        raise CorpusError(
+            f"two corpus folders are given: {folder} and --out {out}; options of a format are --option KEY=VALUE"
+        )
+    target = folder or out
+    if target is None:
+        raise CorpusError("name the corpus folder to write: `quintet data import FORMAT SOURCE -o CORPUS`")
+    options = _parse_pairs(option or [])
+    corpus = import_corpus(format, source, target, name=name, copy=copy, overwrite=overwrite, **options)
     console = Console()
-    table = Table("split", "groups", "images", "texts", title=f"{escape(corpus.name)} -> {escape(str(out))}")
+    table = Table("split", "groups", "images", "texts", title=f"{escape(corpus.name)} -> {escape(str(target))}")
     for split in map(corpus.split, corpus.splits):
         table.add_row(split.name, *(f"{len(rows):,}" for rows in (split.groups, split.images, split.texts)))
     console.print(table)
     _print_notes(console, corpus.notes)
-    console.print(f"Next: [bold]quintet data inspect {escape(str(out))}[/bold]", highlight=False, soft_wrap=True)
+    console.print(f"Next: [bold]quintet data inspect {escape(str(target))}[/bold]", highlight=False, soft_wrap=True)
 
 
-@data_app.command("inspect")
+@data_app.command("inspect", cls=Command)
 def inspect_command(
-    folder: Annotated[Path, typer.Argument(metavar="CORPUS", help="A corpus folder.")],
-    split: Annotated[str | None, typer.Option(help="Look at one split only.")] = None,
-    sheet: Annotated[
-        Path | None, typer.Option("--contact-sheet", metavar="FILE", help="Draw images with captions (.jpg or .png).")
+    corpus: Annotated[Path, typer.Argument(metavar="CORPUS", help="Corpus folder.")],
+    split: Annotated[
+        str | None,
+        typer.Option(metavar="SPLIT", help="Inspect one split; default: all.", autocompletion=complete_split),
     ] = None,
-    count: Annotated[int, typer.Option(help="How many images on the contact sheet.", min=1)] = 24,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")] = False,
     check_images: Annotated[
         bool,
-        typer.Option("--check-pictures", help="Decode every image; list unreadable ones (exit status 1) and copies."),
+        typer.Option("--check-images", help="Decode every image: list unreadable ones (exit status 1) and duplicates."),
     ] = False,
+    sheet: Annotated[
+        Path | None,
+        typer.Option("--contact-sheet", metavar="FILE", help="Write images and their captions as a .jpg or .png."),
+    ] = None,
+    count: Annotated[int, typer.Option(metavar="N", min=1, help="Images on the contact sheet.")] = 24,
+    as_json: JsonOption = False,
 ) -> None:
-    """Count and measure a corpus: splits, captions per image, lengths, vocabulary, duplicates, features."""
+    """Count and measure a corpus: splits, captions, words, features."""
     from quintet.data.corpus import Corpus
     from quintet.data.overview import contact_sheet, describe
 
-    corpus = Corpus.open(folder)
+    opened = Corpus.open(corpus)
     with Progress(console=Console(stderr=True), transient=True, disable=not check_images) as bar:
-        task = bar.add_task("reading images", total=len(corpus.images) if split is None else None)
+        task = bar.add_task("reading images", total=len(opened.images) if split is None else None)
         facts = describe(
-            corpus,
+            opened,
             split=split,
             check_images=check_images,
             progress=lambda done: bar.update(task, completed=done),
@@ -117,14 +137,14 @@ def inspect_command(
     else:
         _print_facts(Console(), facts)
     if sheet is not None:
-        contact_sheet(corpus, sheet, count, split)
+        contact_sheet(opened, sheet, count, split)
         Console(stderr=True).print(f"contact sheet: {escape(str(sheet))}")
     if facts.get("pictures", {}).get("unreadable"):
         raise typer.Exit(1)
 
 
 def _shown(default: Any) -> str:
-    """A default as one would type it; nothing where the option has none."""
+    """A default as typed on the command line; empty where the option has none."""
     if isinstance(default, bool):
         return str(default).lower()
     return "" if default is None else escape(str(default))
@@ -156,7 +176,7 @@ def _print_facts(console: Console, facts: dict[str, Any]) -> None:
         console.print(f"[yellow]{count:,} groups are in both splits {escape(pair)}[/yellow]")
     repeated = facts["duplicate_sentences"]
     if repeated["sentences"]:
-        console.print(f"{repeated['sentences']:,} texts describe several groups word for word, most often:")
+        console.print(f"{repeated['sentences']:,} texts occur in several groups, most often:")
         for example in repeated["examples"]:
             console.print(f"  {example['groups']} x {escape(example['text'])}", highlight=False, soft_wrap=True)
     for name, row in facts["features"].items():

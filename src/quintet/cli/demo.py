@@ -1,15 +1,16 @@
-"""`quintet demo`: from nothing to a trained, measured, searchable matcher."""
+"""`quintet demo`: make a corpus, train on it, evaluate, index and search."""
 
 from __future__ import annotations
 
 import json
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
+from quintet.cli.options import complete_recipe
 from quintet.cli.progress import TrainingDisplay
 from quintet.errors import QuintetError
 
@@ -24,27 +25,38 @@ QUERIES, DEPTH = 3, 6
 
 
 def demo_command(
-    out: Path = typer.Option(Path("demo"), "--out", "-o", help="Where corpus, run, index and page go."),
-    seed: int = typer.Option(0, min=0, help="Another seed, another corpus and another training."),
-    recipe: str = typer.Option("aoq-vse-scenes", help="The recipe to train on it."),
-    scenes: int = typer.Option(
-        2000, min=50, help="Training scenes; held out are 200 for validation, 200 for the test."
-    ),
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="FOLDER", help="Folder for the corpus, run, index and page.")
+    ] = Path("demo"),
+    seed: Annotated[
+        int, typer.Option(metavar="SEED", min=0, help="Seed of the generated corpus and of the training.")
+    ] = 0,
+    recipe: Annotated[
+        str, typer.Option(metavar="RECIPE", help="Recipe to train.", autocompletion=complete_recipe)
+    ] = "aoq-vse-scenes",
+    scenes: Annotated[
+        int,
+        typer.Option(metavar="N", min=50, help="Images to train on; 200 more are for validation and 200 for the test."),
+    ] = 2000,
 ) -> None:
-    """Make a small corpus, train a matcher on it, measure it, and search it: about three minutes on two cores.
+    """Train, evaluate and search a small generated corpus in 3 minutes.
 
-    Everything happens in one folder, with nothing downloaded. The last line names a page to open in a browser.
+    Everything is written to one folder and nothing is downloaded. The last line names a page to open in a browser.
+    The time is for two CPU cores.
     """
+    from quintet.training.recipe import load_recipe
+
+    if (out / "run").exists() or (out / "corpus").exists():
+        raise QuintetError(f"{out} holds an earlier demo; remove it, or choose another folder with --out")
+    plan = load_recipe(recipe, [f"data.corpus={json.dumps(str(out / 'corpus'))}", f"seed={seed}"])
+
     from quintet.cli.evaluate import results_table
     from quintet.data.scenes.generate import make_scenes
     from quintet.report.page import write_search_page
     from quintet.search.build import build_index
     from quintet.search.searcher import Searcher
-    from quintet.training.recipe import load_recipe
     from quintet.training.stages import train
 
-    if (out / "run").exists() or (out / "corpus").exists():
-        raise QuintetError(f"{out} holds an earlier demo; remove it, or choose another folder with --out")
     console = Console()
     began = time.monotonic()
 
@@ -55,11 +67,10 @@ def demo_command(
     console.print(f"  {corpus.texts[1].text}", style="italic")
 
     console.rule("2  training", align="left")
-    plan = load_recipe(recipe, [f"data.corpus={json.dumps(str(out / 'corpus'))}", f"seed={seed}"])
     with TrainingDisplay(console) as display:
         train(plan, out / "run", device="cpu", display=display)
 
-    console.rule("3  measuring on scenes it has never seen", align="left")
+    console.rule("3  evaluating on the test split", align="left")
     split = corpus.split(plan.data.test)
     results = _measure(out, corpus, split, [stage.name for stage in plan.stages], seed)
     console.print(results_table(results))
@@ -70,9 +81,9 @@ def demo_command(
         searches = _search(searcher, split)
     for search in searches:
         console.print(search.query, style="bold", markup=False)
-        for place, hit in enumerate(search.hits[:3], 1):
+        for rank, hit in enumerate(search.hits[:3], 1):
             mark = "  <- the image it was written for" if hit.right else ""
-            console.print(f"  {place}. {hit.image_path.name}  score {hit.score:.3f}{mark}", highlight=False)
+            console.print(f"  {rank}. {hit.image_path.name}  score {hit.score:.3f}{mark}", highlight=False)
     page = out / "page.html"
     write_search_page(page, "Quintet demo", searches, intro=_intro(corpus), above=_table(results))
     console.rule(f"done in {time.monotonic() - began:.0f} s", align="left")
@@ -97,7 +108,7 @@ def _measure(out: Path, corpus: Corpus, split: Split, stages: list[str], seed: i
 
 
 def _search(searcher: Searcher, split: Split) -> list[QueryResult]:
-    """Look for the scenes of a few full texts."""
+    """Search for the images of a few long texts."""
     from quintet.report.page import Hit, QueryResult
 
     step = len(split.groups) // QUERIES
@@ -137,5 +148,5 @@ def _table(results: dict[str, Result]) -> str:
 def _intro(corpus: Corpus) -> str:
     return (
         f"A matcher was trained on {len(corpus.splits['train'])} generated scenes. Here it searches the "
-        f"{len(corpus.splits['test'])} test scenes, which it has never seen, for a text of some of them."
+        f"{len(corpus.splits['test'])} test scenes, which were not used in training, for the texts of some of them."
     )

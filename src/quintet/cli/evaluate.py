@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from quintet.cli.options import (
+    OUTPUT,
+    BatchSizeOption,
+    BlockOption,
+    BootstrapOption,
+    CorpusOption,
+    DeviceOption,
+    ExpertAnnotationsOption,
+    JsonOption,
+    RunsArgument,
+    SplitOption,
+    complete_run,
+)
 from quintet.errors import QuintetError
 
 if TYPE_CHECKING:
@@ -22,6 +35,10 @@ if TYPE_CHECKING:
     from quintet.evaluation.result import Result
     from quintet.evaluation.scoring import Member
     from quintet.evaluation.significance import Difference
+
+
+def _complete_protocol(incomplete: str) -> Iterator[str]:
+    yield from (name for name in ("full", "5fold", "5k", "identity") if name.startswith(incomplete))
 
 
 def agreements(
@@ -87,74 +104,103 @@ LABEL_WIDTH = 15  # with it the table fits 80 columns
 
 
 def evaluate_command(
-    runs: list[Path] = typer.Argument(
-        ..., metavar="RUN...", help="Run folders; several are one ensemble.", show_default=False
-    ),
-    corpus: Path | None = typer.Option(None, help="The corpus to measure on; default: the one the run was trained on."),
-    split: str = typer.Option("test", help="Which split of it."),
-    protocol: str = typer.Option("full", help="full, 5fold (COCO 1K), 5k (COCO 5K) or identity (CUHK-PEDES)."),
-    ensemble: bool = typer.Option(
-        True, "--ensemble/--separate", help="Several runs: mean of their scores, or each alone."
-    ),
-    compare: Path | None = typer.Option(
-        None, metavar="RUN", help="Test whether this other run differs, query by query."
-    ),
-    expert_annotations: Path | None = typer.Option(
-        None, metavar="FILE", help="Flickr8k's ExpertAnnotations.txt: also measure the agreement with people."
-    ),
-    hard: bool = typer.Option(
-        False, "--hard-samples", help="Also R@1 on hard and infrequent queries, chosen by the run of --compare."
-    ),
-    block: int = typer.Option(1024, min=1, help="Images and texts scored at a time: memory, never the result."),
-    batch_size: int = typer.Option(128, min=1, help="Images or texts encoded at a time."),
-    bootstrap: int = typer.Option(1000, min=0, help="Resamples behind the 95 % intervals; 0: no intervals."),
-    seed: int = typer.Option(0, help="Of the resampling; the metrics themselves have no randomness."),
-    device: str = typer.Option("auto", help="cpu, cuda, cuda:1 ...; auto takes a GPU where there is one."),
-    out: Path | None = typer.Option(
-        None, "--out", "-o", help="Write everything needed to repeat it to this JSON file."
-    ),
-    ranks: Path | None = typer.Option(None, help="Write the rank of every right pair to this .npz file."),
-    as_json: bool = typer.Option(False, "--json", help="Print JSON and nothing else."),
+    runs: RunsArgument,
+    corpus: CorpusOption = None,
+    split: SplitOption = "test",
+    protocol: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="full, 5fold (COCO 1K), 5k (COCO 5K) or identity (CUHK-PEDES).",
+            autocompletion=_complete_protocol,
+        ),
+    ] = "full",
+    ensemble: Annotated[
+        bool,
+        typer.Option("--ensemble/--separate", help="Several runs: evaluate the mean of their scores, or each alone."),
+    ] = True,
+    compare: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RUN",
+            help="Test whether the results of this run differ, query by query.",
+            autocompletion=complete_run,
+        ),
+    ] = None,
+    hard: Annotated[
+        bool,
+        typer.Option(
+            "--hard-samples",
+            help="Also R@1 on hard and infrequent queries, chosen by the run of --compare where it is given.",
+        ),
+    ] = False,
+    expert_annotations: ExpertAnnotationsOption = None,
+    bootstrap: BootstrapOption = 1000,
+    seed: Annotated[int, typer.Option(metavar="SEED", help="Seed of the resampling.")] = 0,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="FILE",
+            help="JSON file for the results and the settings behind them.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = None,
+    ranks: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help=".npz file for the rank of every positive pair.", rich_help_panel=OUTPUT),
+    ] = None,
+    as_json: JsonOption = False,
+    batch_size: BatchSizeOption = 128,
+    block: BlockOption = 1024,
+    device: DeviceOption = "auto",
 ) -> None:
-    """Measure trained runs: exact ranks of both directions, with intervals and the chance level.
+    """Evaluate runs: R@K, rsum, median rank, with confidence intervals.
 
-    `quintet evaluate runs/first` measures one run on the test split of its own corpus.
+    `quintet evaluate runs/first` evaluates one run on the test split of its own corpus.
 
-    `quintet evaluate runs/a runs/b` measures their ensemble; with `--separate` each of them.
+    `quintet evaluate runs/a runs/b` evaluates their ensemble; with `--separate`, each of them.
 
-    `quintet evaluate runs/a --compare runs/b` also says whether the difference could be luck; with `--hard-samples`,
-    how both do on queries that resemble all of their wrong candidates, or none.
+    `quintet evaluate runs/a --compare runs/b` also tests whether they differ; with `--hard-samples`, it evaluates both
+    on queries that resemble all of their negatives, or none.
 
-    Recalls and mAP@R are per cent. Ranks start from 1; a wrong candidate that ties goes before the right one.
+    Recalls and mAP@R are in per cent. Ranks start from 1; a negative whose score ties with a positive is ranked first.
     """
     from quintet.data.corpus import Corpus
+    from quintet.runs.run_folder import check_run, default_corpus
+
+    if ranks is not None and not ensemble and len(runs) > 1:
+        raise QuintetError("--ranks writes one file: evaluate the runs of --separate one at a time, or as an ensemble")
+    every = [*runs, *([compare] if compare else [])]
+    for run in every:
+        check_run(run)
+    where = Corpus.open(corpus or default_corpus(every))
+    chosen = where.split(split)
+
     from quintet.evaluation.evaluator import evaluate_members
     from quintet.evaluation.protocols import find_protocol
     from quintet.files import write_json
     from quintet.runs.devices import pick_device
     from quintet.runs.run import open_run
 
-    if ranks is not None and not ensemble and len(runs) > 1:
-        raise QuintetError("--ranks writes one file: measure the runs of --separate one at a time, or as an ensemble")
-    find_protocol(protocol)  # a typo is answered before anything is encoded
-    place = pick_device(device)
-    opened = [open_run(folder) for folder in (*runs, *([compare] if compare else []))]
-    where = Corpus.open(corpus if corpus is not None else _default_corpus(opened))
-    chosen = where.split(split)
+    find_protocol(protocol)  # report a typo before anything is encoded
+    torch_device = pick_device(device)
+    opened = [open_run(folder) for folder in every]
     options: dict[str, Any] = {
         "protocol": protocol,
         "block": block,
         "bootstrap": bootstrap,
         "seed": seed,
-        "device": place,
+        "device": torch_device,
     }
     with Console(stderr=True, quiet=as_json).status("") as status:
         members = []
-        for run in opened:
+        for member in opened:
             status.update(
-                f"encoding {len(chosen.images)} images and {len(chosen.texts)} texts with {_escape(run.name)}"
+                f"encoding {len(chosen.images)} images and {len(chosen.texts)} texts with {escape(member.name)}"
             )
-            members.append(_encode(run, where, chosen, batch_size, place))
+            members.append(_encode(member, where, chosen, batch_size, torch_device))
         status.update("ranking")
         teams = [members[: len(runs)]] if ensemble else [[member] for member in members[: len(runs)]]
         results = _by_name([evaluate_members(team, chosen, **options) for team in teams])
@@ -166,10 +212,10 @@ def evaluate_command(
             teams.append(members[-1:])
         people: dict[str, Agreement] = {}
         named = dict(zip(results, teams, strict=True))
-        special = hard_samples(results, named, chosen, place) if hard else None
+        special = hard_samples(results, named, chosen, torch_device) if hard else None
         if expert_annotations is not None:
             status.update("agreement with people")
-            people = agreements(expert_annotations, chosen, named, bootstrap, seed, place)
+            people = agreements(expert_annotations, chosen, named, bootstrap, seed, torch_device)
     if ranks is not None:
         next(iter(results.values())).save_ranks(ranks)
     facts = {
@@ -205,16 +251,6 @@ def _differences(results: Mapping[str, Result], other: Result, seed: int) -> dic
         f"{label} - {name}": paired_test(result.ranks, other.ranks, PAIRED_RESAMPLES, seed)
         for label, result in results.items()
     }
-
-
-def _default_corpus(runs: Sequence[Any]) -> Path:
-    known = {run.default_corpus for run in runs}
-    if len(known) > 1:
-        raise QuintetError("these runs were trained on different corpora; say with --corpus which one to measure on")
-    (folder,) = known
-    if folder is None:
-        raise QuintetError(f"run {runs[0].name!r} does not know a corpus; say with --corpus which one to measure on")
-    return folder
 
 
 def _encode(run: Any, corpus: Corpus, split: Split, batch_size: int, device: torch.device) -> Member:
@@ -258,7 +294,7 @@ def _report(
 
 def _title(corpus: Corpus, split: Split, results: Mapping[str, Result]) -> str:
     what = (
-        f"{_escape(corpus.name)}, split {_escape(split.name)}: {len(split.images):,} images, {len(split.texts):,} texts"
+        f"{escape(corpus.name)}, split {escape(split.name)}: {len(split.images):,} images, {len(split.texts):,} texts"
     )
     kinds = dict.fromkeys(result.kind for result in results.values())
     return f"{what}\nprotocol {next(iter(results.values())).protocol}, {' and '.join(kinds)}"
@@ -271,7 +307,7 @@ def results_table(results: Mapping[str, Result], title: str | None = None) -> Ta
     for heading in (*HEADINGS.values(), "rsum"):
         table.add_column(heading, justify="right", no_wrap=True)
     for name, result in results.items():
-        table.add_row(f"[bold]{_escape(name)}[/]" if len(result.members) == 1 else f"[bold]{result.kind}[/]")
+        table.add_row(f"[bold]{escape(name)}[/]" if len(result.members) == 1 else f"[bold]{result.kind}[/]")
         for direction, words in DIRECTIONS.items():
             cells = [_cell(result, f"{direction}_{metric}", metric in WITH_INTERVAL) for metric in HEADINGS]
             table.add_row(f"  {words}", *cells, _cell(result, "rsum", True) if direction == "t2i" else "")
@@ -282,15 +318,15 @@ def results_table(results: Mapping[str, Result], title: str | None = None) -> Ta
         row = (f"  {words}", *cells, _number(chance["rsum"], "rsum") if direction == "t2i" else "")
         table.add_row(*row, style="dim")
     intervals = any(result.intervals for result in results.values())
-    notes = [f"{result.kind}: {_escape(name)}" for name, result in results.items() if len(result.members) > 1]
+    notes = [f"{result.kind}: {escape(name)}" for name, result in results.items() if len(result.members) > 1]
     table.caption = "\n".join([*notes, *(["below the number: its 95 % bootstrap interval"] if intervals else [])])
     table.caption_justify = "left"
     return table
 
 
 def comparison_table(label: str, differences: Mapping[str, Difference]) -> Table:
-    """How much two results differ on the same queries, and how likely luck alone would do as much."""
-    table = Table(title=_escape(label), box=None, header_style="bold", padding=(0, 1, 0, 0), title_justify="left")
+    """The difference of two results on the same queries, with its interval and p-value."""
+    table = Table(title=escape(label), box=None, header_style="bold", padding=(0, 1, 0, 0), title_justify="left")
     for heading in ("", "difference", "95 % interval", "p"):
         table.add_column(heading, justify="right" if heading else "left")
     named = {f"{d}_{m}": f"{words} {HEADINGS[m]}" for d, words in DIRECTIONS.items() for m in HEADINGS} | {
@@ -322,9 +358,3 @@ def _number(value: float, name: str) -> str:
 
 def _short(value: float) -> str:
     return f"{value:.1f}".removesuffix(".0") if value >= 99.95 else f"{value:.1f}"
-
-
-def _escape(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(text)

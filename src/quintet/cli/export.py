@@ -3,28 +3,38 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from quintet.cli.options import RunArgument
 from quintet.errors import QuintetError
 
 
 def export_command(
-    run: Path = typer.Argument(..., metavar="RUN", help="A run of an embedding matcher.", show_default=False),
-    onnx: bool = typer.Option(False, "--onnx", help="As ONNX files, so far the only form."),
-    out: Path | None = typer.Option(None, "--out", "-o", metavar="FOLDER", help="Where they go; default: RUN-onnx."),
+    run: RunArgument,
+    onnx: Annotated[bool, typer.Option("--onnx", help="Write ONNX files. Required: it is the only format.")] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", metavar="FOLDER", help="Folder for the files; default: RUN-onnx."),
+    ] = None,
 ) -> None:
-    """Write the two towers of an embedding matcher as ONNX files, checked against torch with onnxruntime.
+    """Export the encoders of an embedding matcher to ONNX.
 
-    `quintet export runs/mine --onnx -o towers` writes images.onnx, texts.onnx, towers.json (what goes in and out) and
-    tokenizer.json. The score of a pair is the dot product of the two outputs.
+    `quintet export runs/mine --onnx -o towers` writes images.onnx, texts.onnx, towers.json (inputs and outputs) and
+    tokenizer.json. The score of a pair is the dot product of the two outputs. The files are checked: onnxruntime must
+    give the outputs of torch.
     """
+    from quintet.runs.run_folder import check_run
+
+    if not onnx:
+        raise QuintetError("choose a format: add --onnx")
+    check_run(run)
+
     from quintet.runs.run import open_run
     from quintet.search.onnx_export import export_onnx
 
-    if not onnx:
-        raise QuintetError("say in which form the towers are to be written: --onnx")
     report = export_onnx(open_run(run), out or Path(f"{run.name}-onnx"))
     console = Console()
     for name, path in report.files.items():

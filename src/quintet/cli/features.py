@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
+from quintet.cli.options import COMPUTE, OUTPUT, DeviceOption, JsonOption, WorkersOption
 from quintet.cli.progress import work_bar
 from quintet.errors import QuintetError
 
 if TYPE_CHECKING:
     from quintet.features.extract import ExtractReport
 
-SHOWN = 20  # skipped images that are printed; all are in skipped.json
+SHOWN = 20  # skipped images to print; skipped.json has all
 
 
 class Dtype(StrEnum):
@@ -30,45 +31,78 @@ class Crop(StrEnum):
 
 
 def features_command(
-    corpus: Path = typer.Argument(..., help="A corpus folder, as `quintet data import` makes it."),
-    backbone: str = typer.Option(
-        "efficientnet-lite0",
-        help="Image tower: efficientnet-lite0/1/2, resnet18/50/152, resnet50-v1, vgg19, hf:FOLDER_OR_NAME, timm:NAME; "
-        "A+B for two of them, their channels side by side.",
-    ),
-    weights: Path | None = typer.Option(
-        None, help="Its weights (.pth, .safetensors); efficientnet-lite0, hf: and timm: bring their own."
-    ),
-    name: str | None = typer.Option(None, help="The folder under CORPUS/features; the backbone's name unless given."),
-    grid: str = typer.Option("6", help="Cells an image is cut into: 6 for 6 x 6, or 4x8 for 4 rows of 8."),
-    crop: Crop = typer.Option(
-        Crop.SQUEEZE, help="squeeze: the whole image, its aspect changed; center: the middle, the edges lost."
-    ),
-    batch_size: int = typer.Option(16, min=1, help="Images the tower sees at once; a GPU likes more."),
-    dtype: Dtype = typer.Option(Dtype.FLOAT16, help="How features are kept; float16 takes half the room."),
-    device: str = typer.Option("auto", help="cpu, cuda, cuda:1 ...; auto takes a GPU where there is one."),
-    workers: int = typer.Option(4, min=1, help="Threads that decode images."),
-    overwrite: bool = typer.Option(False, "--overwrite", help="Replace features made with other settings."),
-    as_json: bool = typer.Option(False, "--json", help="Print a report as JSON and nothing else."),
+    corpus: Annotated[Path, typer.Argument(metavar="CORPUS", help="Corpus folder, from `quintet data import`.")],
+    backbone: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="Image backbone: efficientnet-lite0, -lite1, -lite2, resnet18, resnet50, resnet152, "
+            "resnet50-v1, vgg19, hf:FOLDER_OR_NAME, timm:NAME; A+B concatenates the channels of two.",
+        ),
+    ] = "efficientnet-lite0",
+    weights: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Weights of the backbone (.pth or .safetensors); efficientnet-lite0, hf: and timm: have their own.",
+        ),
+    ] = None,
+    grid: Annotated[
+        str, typer.Option(metavar="N|ROWSxCOLUMNS", help="Grid of each image: 6 for 6 x 6 cells, 4x8 for 4 rows of 8.")
+    ] = "6",
+    crop: Annotated[
+        Crop,
+        typer.Option(
+            metavar="squeeze|center",
+            help="squeeze: resize the whole image to a square; center: crop the middle square.",
+        ),
+    ] = Crop.SQUEEZE,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Output folder under CORPUS/features; default: the name of the backbone.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = None,
+    dtype: Annotated[
+        Dtype,
+        typer.Option(metavar="float16|float32", help="Number format of the stored features.", rich_help_panel=OUTPUT),
+    ] = Dtype.FLOAT16,
+    overwrite: Annotated[
+        bool,
+        typer.Option("--overwrite", help="Replace features made with other settings.", rich_help_panel=OUTPUT),
+    ] = False,
+    as_json: JsonOption = False,
+    batch_size: Annotated[
+        int,
+        typer.Option(metavar="N", min=1, help="Images per batch of the backbone.", rich_help_panel=COMPUTE),
+    ] = 16,
+    workers: WorkersOption = 4,
+    device: DeviceOption = "auto",
 ) -> None:
-    """Compute what a pretrained image tower sees in each image, once, for training to read from disk.
+    """Extract image features with a pretrained backbone, for training.
 
-    `quintet features corpora/flickr8k` writes `corpora/flickr8k/features/efficientnet-lite0`: for every image a grid
-    of 6 x 6 cells, each with a feature vector and its box.
+    `quintet features corpora/flickr8k` writes `corpora/flickr8k/features/efficientnet-lite0`: for each image a grid of
+    6 x 6 cells, each with a feature vector and its box.
 
-    Stopped or killed, the same command goes on where it was. Damaged images are listed and left out.
+    An extraction that was stopped is continued by the same command. Damaged images are listed and left out.
     """
     from quintet.data.corpus import Corpus
+
+    opened = Corpus.open(corpus)
+    cells = _grid(grid)
+
     from quintet.features.extract import extract_features
 
     console = Console(stderr=True, quiet=as_json)
-    with work_bar(console, backbone, "pictures") as progress:
+    with work_bar(console, backbone, "images") as progress:
         report = extract_features(
-            Corpus.open(corpus),
+            opened,
             backbone,
             name=name,
             weights=weights,
-            grid=_grid(grid),
+            grid=cells,
             crop=crop.value,
             batch_size=batch_size,
             dtype=dtype.value,
@@ -98,7 +132,7 @@ def _grid(text: str) -> tuple[int, int]:
 def _as_json(report: ExtractReport) -> dict[str, object]:
     return {
         "folder": str(report.folder),
-        "pictures": report.images,
+        "images": report.images,
         "written": report.written,
         "resumed": report.resumed,
         "seconds": round(report.seconds, 3),
@@ -116,11 +150,9 @@ def _print(report: ExtractReport, console: Console) -> None:
             f"... and {len(report.skipped) - SHOWN} more, see {report.folder / 'skipped.json'}", highlight=False
         )
     if not done:
-        console.print(
-            f"{report.folder} was complete already; --overwrite makes it anew", highlight=False, soft_wrap=True
-        )
+        console.print(f"{report.folder} is complete; --overwrite extracts it again", highlight=False, soft_wrap=True)
         return
-    resumed = f", {report.resumed} were done before" if report.resumed else ""
+    resumed = f", {report.resumed} of them from an earlier run" if report.resumed else ""
     console.print(
         f"{report.folder}: features of {report.written} images, {len(report.skipped)} skipped{resumed}; "
         f"{report.per_second:.1f} images/s",

@@ -6,17 +6,18 @@ import json
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
+from quintet.cli.options import COMPUTE, OUTPUT, DeviceOption, JsonOption, WorkersOption, complete_run
 from quintet.cli.progress import work_bar
 
 if TYPE_CHECKING:
     from quintet.search.build import BuildReport
 
-SHOWN = 20  # unreadable images that are printed; --json gives them all
+SHOWN = 20  # unreadable images to print; --json gives all
 
 
 class Precision(StrEnum):
@@ -26,46 +27,104 @@ class Precision(StrEnum):
 
 
 def index_command(
-    run: Path = typer.Argument(..., metavar="RUN", help="The trained run that looks at them.", show_default=False),
-    sources: list[Path] = typer.Argument(
-        None, metavar="PICTURES...", help="Folders (with all inside), corpora, tar shards.", show_default=False
-    ),
-    out: Path = typer.Option(..., "--out", "-o", metavar="INDEX", help="The folder of the index.", show_default=False),
-    texts: Path | None = typer.Option(
-        None, help="Texts to find with images: a file with one a line, a .jsonl with `text`, or a corpus."
-    ),
-    ensemble: list[Path] = typer.Option([], "--with", metavar="RUN", help="Another run; scores are averaged."),
-    rerank_with: list[Path] = typer.Option(
-        [], metavar="RUN", help="A cross-attention run (SCAN, BFAN, MMCA) that can put the best results in order."
-    ),
-    split: str | None = typer.Option(None, help="Of corpora, only this split."),
-    store: str = typer.Option(
-        "auto", help="exact, faiss, faiss?kind=hnsw, milvus:FILE.db, milvus+http://HOST:PORT, postgresql://..."
-    ),
-    precision: Precision = typer.Option(Precision.BFLOAT16, help="How fragments for re-ranking are kept."),
-    batch_size: int = typer.Option(32, min=1, help="Images encoded at once; a GPU likes more."),
-    device: str = typer.Option("auto", help="cpu, cuda, cuda:1 ...; auto takes a GPU where there is one."),
-    workers: int = typer.Option(4, min=1, help="Threads that read images."),
-    overwrite: bool = typer.Option(False, "--overwrite", help="Replace an index of other runs."),
-    as_json: bool = typer.Option(False, "--json", help="Print a report as JSON and nothing else."),
+    run: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RUN",
+            help="Trained run used to encode the images, or the name of one that comes with Quintet.",
+            show_default=False,
+            autocompletion=complete_run,
+        ),
+    ],
+    sources: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[IMAGES]...",
+            help="Folders of images (searched with their subfolders), image files, corpora or tar shards.",
+            show_default=False,
+        ),
+    ] = None,
+    texts: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Texts to index: a file with one per line, a .jsonl file with `text`, or a corpus.",
+        ),
+    ] = None,
+    split: Annotated[
+        str | None, typer.Option(metavar="SPLIT", help="Split to index of a corpus; default: all of it.")
+    ] = None,
+    ensemble: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--with",
+            metavar="RUN",
+            help="Another run, whose scores are averaged with those of RUN; may be repeated.",
+            autocompletion=complete_run,
+        ),
+    ] = None,
+    rerank_with: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="RUN",
+            help="Cross-attention run (SCAN, BFAN, MMCA) that can re-rank the first results; may be repeated.",
+            autocompletion=complete_run,
+        ),
+    ] = None,
+    *,
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="INDEX", help="Folder of the index.", rich_help_panel=OUTPUT)
+    ],
+    store: Annotated[
+        str,
+        typer.Option(
+            metavar="STORE",
+            help="Vector store: auto, exact, faiss, faiss?kind=hnsw, milvus:FILE.db, milvus+http://HOST:PORT or "
+            "postgresql://...",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = "auto",
+    precision: Annotated[
+        Precision,
+        typer.Option(
+            metavar="bfloat16|float16|float32",
+            help="Number format of the fragments stored for re-ranking.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = Precision.BFLOAT16,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace an index of other runs.", rich_help_panel=OUTPUT)
+    ] = False,
+    as_json: JsonOption = False,
+    batch_size: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Images encoded at a time.", rich_help_panel=COMPUTE)
+    ] = 32,
+    workers: WorkersOption = 4,
+    device: DeviceOption = "auto",
 ) -> None:
-    """Make images searchable, or bring their index up to date.
+    """Index photos, or update their index.
 
-    `quintet index runs/mine ~/Images -o holiday` looks at every image once. The same command, given again, adds
-    what is new, drops what is gone, and knows files that were moved or renamed by their content.
+    `quintet index quintet-small ~/Pictures -o holiday`
 
-    Stopped or killed, the index stays as it was, and the same command goes on. Unreadable images are listed.
+    The same command, given again, adds new images, drops deleted ones, and recognises moved or renamed ones by their
+    content. It also continues a build that was stopped; until it is done, searches use the earlier index. Unreadable
+    images are listed.
     """
+    from quintet.runs.run_folder import check_run
+
+    for each in (run, *(ensemble or []), *(rerank_with or [])):
+        check_run(each)
+
     from quintet.search.build import build_index
 
     console = Console(stderr=True, quiet=as_json)
     with work_bar(console, "indexing", "items") as progress:
         report = build_index(
-            [run, *ensemble],
+            [run, *(ensemble or [])],
             sources or [],
             out,
             texts=texts,
-            rerank_with=rerank_with,
+            rerank_with=rerank_with or [],
             split=split,
             store=store,
             precision=precision.value,

@@ -1,27 +1,35 @@
-"""`quintet models` and `quintet recipes`: what there is to choose from."""
+"""`quintet models` and `quintet recipes`."""
 
 from __future__ import annotations
 
 import inspect
 import json
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from quintet.cli.options import JsonOption, complete_model, complete_recipe
 from quintet.errors import RecipeError
 
 
 def models_command(
-    name: str | None = typer.Argument(None, help="Show the arguments of this matcher."),
-    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="NAME", help="List the arguments of this matcher.", autocompletion=complete_model),
+    ] = None,
+    as_json: JsonOption = False,
 ) -> None:
-    """List the matchers, or the arguments of one: each can be set in a recipe under `matcher:`."""
+    """List the matchers, or the arguments of one.
+
+    Arguments are set in a recipe, under `matcher:`.
+    """
     from quintet.models import MODELS
 
     if name is None:
-        rows = {known: _first_line(MODELS.builder(known)) for known in MODELS.names()}
+        rows = {known: MODELS.summary(known) for known in MODELS.names()}
         _show(rows, ("matcher", "what it is"), as_json)
         return
     arguments = {
@@ -32,15 +40,24 @@ def models_command(
 
 
 def recipes_command(
-    names: list[str] | None = typer.Argument(
-        None, metavar="[show NAME]", help="Print this recipe, shipped or a YAML file, with what it extends filled in."
-    ),
-    changes: list[str] | None = typer.Option(
-        None, "--set", metavar="KEY=VALUE", help="Change a field of it, as in stages.*.epochs=5."
-    ),
-    as_json: bool = typer.Option(False, "--json", help="Print JSON; of one recipe with all defaults."),
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[show NAME]",
+            help="Print this recipe, a shipped one or a YAML file, with the recipe it extends filled in.",
+            autocompletion=complete_recipe,
+        ),
+    ] = None,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change a field, as in stages.*.epochs=5; may be repeated."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON; of one recipe, with all defaults.")] = False,
 ) -> None:
-    """List the shipped recipes, or print one: `quintet recipes show vse-scenes > mine.yaml` starts your own."""
+    """List the shipped recipes, or print one.
+
+    `quintet recipes show vse-scenes > mine.yaml` starts a recipe of your own.
+    """
     from quintet.training.recipe import list_recipes, load_recipe, show_recipe
 
     shown = names[1:] if names and names[0] == "show" else names or []

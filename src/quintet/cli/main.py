@@ -1,12 +1,12 @@
-"""The `quintet` command: parse, call the library, print."""
+"""The `quintet` command: parse, call the library, print. Nothing here imports torch before a command needs it."""
 
 from __future__ import annotations
 
 import sys
+from typing import Annotated
 
 import typer
 from rich.console import Console
-from typer.core import TyperGroup
 
 import quintet
 from quintet.cli.analyse import analyse_command
@@ -19,50 +19,45 @@ from quintet.cli.features import features_command
 from quintet.cli.index import index_command
 from quintet.cli.lists import models_command, recipes_command
 from quintet.cli.mine import mine_command
+from quintet.cli.options import Command, CommandGroup
 from quintet.cli.report import report_command
 from quintet.cli.search import search_command
 from quintet.cli.serve import serve_command
 from quintet.cli.study import StudyCommand, study_command
 from quintet.cli.train import train_command
-from quintet.errors import QuintetError, suggest
+from quintet.errors import QuintetError
 
-
-class _Commands(TyperGroup):
-    """Commands that answer a typo with the nearest name."""
-
-    def resolve_command(self, ctx, args):  # type: ignore[no-untyped-def]  # click's own signature
-        if args and not args[0].startswith("-") and args[0] not in self.commands:
-            ctx.fail(f"there is no command {args[0]!r}; {suggest(args[0], self.commands)}")
-        return super().resolve_command(ctx, args)
-
+SEARCH = "Search your photos"
+TRAIN = "Train"
+MEASURE = "Evaluate and analyse"
+TOOLS = "Mine, convert, export"
 
 app = typer.Typer(
-    cls=_Commands,
+    cls=CommandGroup,
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="markdown",
-    help="Match images and texts: train the published methods, measure them, search your own images.",
+    help="Image-text retrieval: search your photos by text; train, mine, evaluate and serve the published methods.",
 )
-app.add_typer(data_app, name="data")
-app.command("demo")(demo_command)
-app.command("features")(features_command)
-app.command("train")(train_command)
-app.command("evaluate")(evaluate_command)
-app.command("analyse")(analyse_command)
-app.command("report")(report_command)
-app.command("mine")(mine_command)
-app.command("study", cls=StudyCommand)(study_command)
-app.command("index")(index_command)
-app.command("search")(search_command)
-app.command("serve")(serve_command)
-app.command("convert")(convert_command)
-app.command("export")(export_command)
-app.command("models")(models_command)
-app.command("recipes")(recipes_command)
+app.command("index", cls=Command, rich_help_panel=SEARCH)(index_command)
+app.command("search", cls=Command, rich_help_panel=SEARCH)(search_command)
+app.command("serve", cls=Command, rich_help_panel=SEARCH)(serve_command)
+app.command("demo", cls=Command, rich_help_panel=SEARCH)(demo_command)
+app.command("train", cls=Command, rich_help_panel=TRAIN)(train_command)
+app.command("features", cls=Command, rich_help_panel=TRAIN)(features_command)
+app.add_typer(data_app, name="data", rich_help_panel=TRAIN)
+app.command("recipes", cls=Command, rich_help_panel=TRAIN)(recipes_command)
+app.command("models", cls=Command, rich_help_panel=TRAIN)(models_command)
+app.command("evaluate", cls=Command, rich_help_panel=MEASURE)(evaluate_command)
+app.command("analyse", cls=Command, rich_help_panel=MEASURE)(analyse_command)
+app.command("report", cls=Command, rich_help_panel=MEASURE)(report_command)
+app.command("study", cls=StudyCommand, rich_help_panel=MEASURE)(study_command)
+app.command("mine", cls=Command, rich_help_panel=TOOLS)(mine_command)
+app.command("convert", cls=Command, rich_help_panel=TOOLS)(convert_command)
+app.command("export", cls=Command, rich_help_panel=TOOLS)(export_command)
 
 
 @app.callback(invoke_without_command=True)
-def _options(version: bool = typer.Option(False, "--version", help="Print the version and exit.")) -> None:
+def _options(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
     if version:
         print(f"quintet {quintet.__version__}")
         raise typer.Exit
@@ -72,7 +67,7 @@ def run() -> None:
     """Exit status: 0 done, 1 an error that its message explains, 2 wrong usage, 130 interrupted."""
     errors = Console(stderr=True)
     try:
-        app()
+        app(prog_name="quintet")
     except QuintetError as error:
         errors.print("error:", style="bold red", end=" ")
         errors.print(str(error), markup=False, highlight=False, soft_wrap=True)

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from quintet import distributed
+from quintet.cli.options import (
+    COMPUTE,
+    OUTPUT,
+    BatchSizeOption,
+    DeviceOption,
+    JsonOption,
+    RunArgument,
+    SplitOption,
+    parse_size,
+)
 from quintet.errors import QuintetError
 
 if TYPE_CHECKING:
     from quintet.data.negatives import NegativeLists
 
-SIZES = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 REASONS = {
     "positive_pairs": "pairs of one group",
     "duplicate_sentence_pairs": "pairs that share a text",
@@ -28,53 +35,83 @@ REASONS = {
 
 
 def mine_command(
-    run: Path = typer.Argument(
-        ...,
-        metavar="RUN_OR_CHECKPOINT",
-        help="The run whose matcher mines, or the selected weights of one of its stages.",
-        show_default=False,
-    ),
-    corpus: Path | None = typer.Argument(
-        None, metavar="CORPUS", help="The corpus to mine; default: the one the run was trained on."
-    ),
-    top_texts: int = typer.Option(300, min=1, help="Hard negative texts for each image."),
-    top_images: int = typer.Option(60, min=1, help="Hard negative images for each text."),
-    split: str = typer.Option("train", help="Which split of the corpus."),
-    out: Path | None = typer.Option(None, "--out", "-o", help="Folder for the lists; default: RUN/negatives/SPLIT."),
-    exclude_duplicates: bool = typer.Option(
-        False, "--exclude-duplicates", help="A text equal to one of the image's own is no negative."
-    ),
-    false_negative_margin: float | None = typer.Option(
-        None, help="Leave out what scores more than the anchor's best positive plus this (0, or -0.05 to be stricter)."
-    ),
-    precision: str = typer.Option(
-        "auto", help="How blocks are computed: auto, float32, float16, bfloat16. Float32 scores decide in any case."
-    ),
-    memory: str | None = typer.Option(
-        None, help="Working memory, as in 8G; default: half of a GPU's free memory, 1G on a CPU."
-    ),
-    stage: str | None = typer.Option(None, help="Mine with the selected weights of this stage of the run."),
-    batch_size: int = typer.Option(128, min=1, help="Images or texts encoded at a time."),
-    device: str = typer.Option("auto", help="cpu, cuda, cuda:1 ...; auto takes a GPU where there is one."),
-    as_json: bool = typer.Option(False, "--json", help="Print the manifest as JSON and nothing else."),
+    run: RunArgument,
+    corpus: Annotated[
+        Path | None,
+        typer.Argument(metavar="CORPUS", help="Corpus to mine; default: the one the run was trained on."),
+    ] = None,
+    split: SplitOption = "train",
+    stage: Annotated[
+        str | None, typer.Option(metavar="STAGE", help="Mine with the selected weights of this stage of the run.")
+    ] = None,
+    top_texts: Annotated[int, typer.Option(metavar="N", min=1, help="Hard negative texts per image.")] = 300,
+    top_images: Annotated[int, typer.Option(metavar="N", min=1, help="Hard negative images per text.")] = 60,
+    exclude_duplicates: Annotated[
+        bool,
+        typer.Option("--exclude-duplicates", help="Exclude texts that are equal to one of the image's own texts."),
+    ] = False,
+    false_negative_margin: Annotated[
+        float | None,
+        typer.Option(
+            metavar="MARGIN",
+            help="Exclude negatives that score above the anchor's best positive plus this margin (0; -0.05 excludes "
+            "more); default: exclude none.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="FOLDER",
+            help="Folder for the lists; default: RUN/negatives/SPLIT.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+    batch_size: BatchSizeOption = 128,
+    precision: Annotated[
+        str,
+        typer.Option(
+            metavar="FORMAT",
+            help="Number format of the first pass: auto, float32, float16 or bfloat16. Float32 scores decide.",
+            rich_help_panel=COMPUTE,
+        ),
+    ] = "auto",
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="Working memory, as in 8G; default: half of the GPU's free memory, or 1G on a CPU.",
+            rich_help_panel=COMPUTE,
+        ),
+    ] = None,
+    device: DeviceOption = "auto",
 ) -> None:
-    """Mine the hardest negatives of a whole split: for every image texts, for every text images.
+    """Mine offline hard negatives over a whole split.
 
     `quintet mine runs/first corpora/f30k --top-texts 300 --top-images 60`
 
     `quintet mine runs/first/stages/online` mines with that stage's selected weights, as `--stage online` does.
 
-    Every pair is compared; texts and images of one group are never negatives of each other. Mining that was stopped or
-    killed goes on where it was when the same command is given again. Several processes share the work:
-    `torchrun --nproc-per-node 2 -m quintet mine ...`.
+    Every image is compared with every text; pairs of one group are never negatives. A run that was stopped is
+    continued by the same command. Several processes share the work: `torchrun --nproc-per-node 2 -m quintet mine ...`.
     """
-    from quintet.mining.mine import mine
-    from quintet.runs.run_folder import locate, shipped_runs
+    from quintet.data.corpus import read_corpus_head
+    from quintet.runs.run_folder import check_run, locate, shipped_runs
 
+    check_run(run, stage)
     folder, stage = locate(run, stage)
     if out is None and folder in shipped_runs().values():
         raise QuintetError(f"{folder.name} comes with Quintet; name a folder for its lists with --out")
     out = out if out is not None else folder / "negatives" / (split if stage is None else f"{split}-{stage}")
+    working = None if memory is None else parse_size(memory)
+    if corpus is not None:
+        read_corpus_head(corpus)
+
+    from quintet import distributed
+    from quintet.mining.mine import mine
+
     main = distributed.is_main_launched()
     with _bar(Console(stderr=True, quiet=as_json or not main)) as bar:
         task = bar.add_task("encoding", total=None)
@@ -88,7 +125,7 @@ def mine_command(
             exclude_duplicates=exclude_duplicates,
             false_negative_margin=false_negative_margin,
             precision=precision,  # type: ignore[arg-type]  # checked by `mine`
-            memory=None if memory is None else parse_size(memory),
+            memory=working,
             stage=stage,
             batch_size=batch_size,
             device=device,
@@ -102,18 +139,6 @@ def mine_command(
     report = Console()
     report.print(summary_table(lists))
     report.print(f"lists in {out}", highlight=False, markup=False, soft_wrap=True)
-
-
-def parse_size(text: str) -> int:
-    """Bytes from a size with a unit.
-
-    >>> parse_size("8G") == parse_size("8 GiB") == 8 * 2**30
-    True
-    """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", text, re.IGNORECASE)
-    if match is None:
-        raise QuintetError(f"{text!r} is not a size; write bytes or a unit, as in 512M or 8G")
-    return int(float(match[1]) * SIZES[match[2].upper()])
 
 
 def _bar(console: Console) -> Progress:

@@ -3,75 +3,107 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from quintet.cli.options import (
+    OUTPUT,
+    BlockOption,
+    BootstrapOption,
+    DeviceOption,
+    ExpertAnnotationsOption,
+    RunsArgument,
+    SplitOption,
+)
 from quintet.errors import QuintetError
 
 
 def report_command(
-    runs: list[Path] = typer.Argument(
-        ...,
-        metavar="RUN...",
-        help="Run folders, or stages of runs (RUN/stages/NAME).",
-        show_default=False,
-    ),
-    out: Path = typer.Option(..., "--out", "-o", help="Folder for the report.", show_default=False),
-    ensemble: list[str] | None = typer.Option(
-        None, metavar="RUN,RUN", help="Ensemble of runs to measure too; repeatable."
-    ),
-    corpus: Path | None = typer.Option(
-        None, help="Corpus to measure on; default: the one the first run was trained on."
-    ),
-    split: str = typer.Option("test", help="Split of the corpus."),
-    photographs: bool = typer.Option(
-        False, "--photographs/--no-photographs", help="Show images and texts of the corpus, for private use."
-    ),
-    expert_annotations: Path | None = typer.Option(
-        None,
-        metavar="FILE",
-        help="ExpertAnnotations.txt of Flickr8k: also measure human agreement.",
-    ),
-    title: str | None = typer.Option(None, help="Title of the page."),
-    examples: int = typer.Option(6, min=1, help="Queries per gallery."),
-    samples: int = typer.Option(200, min=1, help="Number of positive pairs whose words are removed one by one."),
-    bootstrap: int = typer.Option(1000, min=0, help="Bootstrap resamples of the 95 % intervals; 0: no intervals."),
-    seed: int = typer.Option(0, min=0, help="Seed of all random draws."),
-    block: int = typer.Option(
-        1024, min=1, help="Images and texts scored at a time; bounds the memory, not the result."
-    ),
-    device: str = typer.Option("auto", help="cpu, cuda, cuda:1, ...; auto uses a GPU if there is one."),
+    runs: RunsArgument,
+    ensemble: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="RUN,RUN",
+            help="Runs to evaluate as one ensemble, besides each alone; may be repeated.",
+        ),
+    ] = None,
+    corpus: Annotated[
+        Path | None,
+        typer.Option(metavar="CORPUS", help="Corpus folder; default: the one the first run was trained on."),
+    ] = None,
+    split: SplitOption = "test",
+    expert_annotations: ExpertAnnotationsOption = None,
+    samples: Annotated[int, typer.Option(metavar="N", min=1, help="Texts whose words are left out one by one.")] = 200,
+    bootstrap: BootstrapOption = 1000,
+    seed: Annotated[int, typer.Option(metavar="SEED", min=0, help="Seed of everything drawn at random.")] = 0,
+    *,
+    out: Annotated[
+        Path,
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="FOLDER",
+            help="Folder for the page, the figures and the numbers.",
+            show_default=False,
+            rich_help_panel=OUTPUT,
+        ),
+    ],
+    title: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT", help="Title of the page; default: the name of the corpus.", rich_help_panel=OUTPUT
+        ),
+    ] = None,
+    examples: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Queries in each gallery.", rich_help_panel=OUTPUT)
+    ] = 6,
+    photographs: Annotated[
+        bool,
+        typer.Option(
+            "--photographs/--no-photographs",
+            help="Show images and texts of the corpus. Check its licence before publishing them.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = False,
+    block: BlockOption = 1024,
+    device: DeviceOption = "auto",
 ) -> None:
-    """Write a report of trained runs: a page that opens offline, the figures as files, the numbers as JSON.
+    """Write an HTML report of runs: results, figures, examples.
 
     `quintet report runs/scan runs/vse -o report`
 
     `quintet report runs/t2i runs/i2t --ensemble runs/t2i,runs/i2t --photographs -o report`
 
-    Sections: results with intervals, training curves, recalls and ranks, score distributions, accuracy against speed,
-    hard and infrequent samples, searches in both directions, failures, attention and discriminative words. Searches
-    and failures are those of the first run, which also chooses the hard samples. Without `--photographs` no file
-    contains an image or a text of the corpus.
+    The page opens offline; figures are also files, and the numbers JSON. It has results with intervals, training
+    curves, recalls and ranks, score distributions, speed, hard and infrequent samples, galleries in both directions,
+    failures, attention and word importance. Galleries and failures are of the first run, which also chooses the hard
+    samples. Without `--photographs`, no file has an image or text of the corpus.
     """
     from quintet.data.corpus import Corpus
+    from quintet.runs.run_folder import check_run, default_corpus
+
+    teams = [[Path(part.strip()) for part in text.split(",") if part.strip()] for text in ensemble or []]
+    if any(len(team) < 2 for team in teams):
+        raise QuintetError("--ensemble takes two runs or more with commas between them, as in --ensemble runs/a,runs/b")
+    every = list(dict.fromkeys([*runs, *(run for team in teams for run in team)]))
+    for run in every:
+        check_run(run)
+    where = Corpus.open(corpus or default_corpus(runs[:1]))
+    where.split(split)
+
     from quintet.report.analysis import Options, open_subjects
     from quintet.report.html_report import make_report
     from quintet.report.material import Material, Settings
     from quintet.runs.devices import pick_device
-    from quintet.runs.run_folder import default_corpus
 
-    teams = [[Path(part.strip()) for part in text.split(",") if part.strip()] for text in ensemble or []]
-    if any(len(team) < 2 for team in teams):
-        raise QuintetError("--ensemble takes two or more runs separated by commas, as in --ensemble runs/a,runs/b")
-    measured_on = Corpus.open(corpus if corpus is not None else default_corpus(runs[:1]))
     console = Console(stderr=True)
     with console.status("opening") as status:
-        every = list(dict.fromkeys([*runs, *(run for team in teams for run in team)]))
-        opened = dict(zip(every, open_subjects(every, measured_on, split, device=pick_device(device)), strict=True))
+        opened = dict(zip(every, open_subjects(every, where, split, device=pick_device(device)), strict=True))
         named = {" + ".join(opened[run].label for run in team): [opened[run] for run in team] for team in teams}
         settings = Settings(
-            title or f"{measured_on.name}: retrieval report", photographs, expert_annotations, bootstrap, examples,
+            title or f"{where.name}: retrieval report", photographs, expert_annotations, bootstrap, examples,
             Options(seed=seed, samples=samples, block=block),
         )  # fmt: skip
         material = Material([opened[run] for run in dict.fromkeys(runs)], named, settings)

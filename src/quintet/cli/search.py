@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
+from quintet.cli.options import OUTPUT, DeviceOption, JsonOption
 from quintet.errors import QuintetError
 
 if TYPE_CHECKING:
@@ -25,68 +26,120 @@ EXPLAINED = 5  # results of each query
 
 
 class Find(StrEnum):
-    IMAGES = "pictures"
-    TEXTS = "sentences"
+    IMAGES = "images"
+    TEXTS = "texts"
+
+
+def _find(text: str) -> Find:
+    known = {"pictures": Find.IMAGES, "sentences": Find.TEXTS} | {find.value: find for find in Find}
+    if text not in known:
+        raise typer.BadParameter(f"{text!r} is neither 'images' nor 'texts'")
+    return known[text]
 
 
 @dataclass(frozen=True)
 class _Answer:
     query: str
-    image: Path | None  # that was asked with
+    image: Path | None  # the query image
     hits: list[Hit]
 
 
 def search_command(
-    index: Path = typer.Argument(..., metavar="INDEX", help="What `quintet index` wrote.", show_default=False),
-    texts: list[str] = typer.Argument(None, metavar="SENTENCE...", help="What to look for.", show_default=False),
-    image: list[Path] = typer.Option([], help="Look for what is like this image."),
-    queries: Path | None = typer.Option(None, help="A file with one text a line."),
-    k: int = typer.Option(20, "-k", min=1, help="How many results."),
-    find: Find | None = typer.Option(None, help="What to find; images, unless the index holds only texts."),
-    where: str | None = typer.Option(None, help="""A filter: 'path~"holiday/*" and date>=2024-01-01'."""),
-    rerank: int | None = typer.Option(None, min=1, metavar="K", help="Order the K best by the whole score."),
-    rerank_with: Path | None = typer.Option(None, metavar="RUN", help="Of the index's runs the one to re-rank with."),
-    explain: bool = typer.Option(False, "--explain", help=f"Say which words mattered, for the first {EXPLAINED}."),
-    as_json: bool = typer.Option(False, "--json", help="Print JSON and nothing else."),
-    open_sheet: bool = typer.Option(False, "--open", help="Show the results on a page, in a browser."),
-    sheet: Path | None = typer.Option(None, metavar="FILE", help="Write that page here."),
-    device: str = typer.Option("auto", help="cpu, cuda, cuda:1 ...; auto takes a GPU where there is one."),
+    index: Annotated[
+        Path, typer.Argument(metavar="INDEX", help="Folder written by `quintet index`.", show_default=False)
+    ],
+    texts: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[TEXT]...", help="What to search for, in words.", show_default=False),
+    ] = None,
+    image: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE", exists=True, dir_okay=False, help="Search for what is like this image; may be repeated."
+        ),
+    ] = None,
+    queries: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", exists=True, dir_okay=False, help="File with one query text per line."),
+    ] = None,
+    k: Annotated[int, typer.Option("-k", metavar="K", min=1, help="Number of results per query.")] = 20,
+    find: Annotated[
+        Find | None,
+        typer.Option(
+            metavar="images|texts",
+            parser=_find,
+            autocompletion=lambda: list(Find),
+            help="What to find; default: images, or texts where the index has only texts.",
+        ),
+    ] = None,
+    where: Annotated[
+        str | None,
+        typer.Option(metavar="FILTER", help="""Search a part only, as in 'path~"holiday/*" and date>=2024-01-01'."""),
+    ] = None,
+    rerank: Annotated[
+        int | None,
+        typer.Option(metavar="K", min=1, help="Re-rank the first K results with a cross-attention run of the index."),
+    ] = None,
+    rerank_with: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Run to re-rank with, of those in the index.")
+    ] = None,
+    explain: Annotated[
+        bool,
+        typer.Option(
+            "--explain",
+            help=f"Show the weight of each query word, for the first {EXPLAINED} results.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = False,
+    open_sheet: Annotated[
+        bool, typer.Option("--open", help="Show the results on a page in the browser.", rich_help_panel=OUTPUT)
+    ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="FILE",
+            help="Write the results as a page to this .html file.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+    device: DeviceOption = "auto",
 ) -> None:
-    """Search an index by texts or by images.
+    """Search an index for photos, by text or by image.
 
-    `quintet search holiday "a brown dog runs through water" --open` shows what it finds.
+    `quintet search holiday "a brown dog runs through water" --open`
 
-    `quintet search holiday --image photo.jpg --find texts` finds texts that fit an image.
+    `quintet search holiday --image photo.jpg --find texts` finds texts that describe an image.
     """
-    from quintet.search.searcher import Searcher
+    from quintet.search.manifest import Manifest
     from quintet.search.stores.where import parse_where
 
-    for path in image:
-        if not path.is_file():
-            raise QuintetError(f"there is no image {path}")
+    image = image or []
     asked = [*(texts or []), *(_read_queries(queries) if queries is not None else [])]
     if not asked and not image:
-        raise QuintetError("say what to look for: a text, --image FILE or --queries FILE")
+        raise QuintetError("name what to search for: a text, --image FILE or --queries FILE")
     if explain and image:
-        raise QuintetError("--explain is about the words of a text; leave it out with --image")
+        raise QuintetError("--explain weighs the words of a text query; it cannot be used with --image")
+    condition = None if where is None else parse_where(where)
+    Manifest.read(index)
+
+    from quintet.search.searcher import Searcher
+
     with Searcher.open(index, device=device, rerank_with=rerank_with) as searcher:
         kind: Kind = _kind(find, searcher)
         if rerank is not None and (kind == "image" if image else kind == "text"):
-            raise QuintetError("--rerank compares images with texts; leave it out where both are of one kind")
-        wish: dict[str, Any] = {
-            "k": k,
-            "kind": kind,
-            "where": None if where is None else parse_where(where),
-            "rerank": rerank,
-        }
-        answers = _search(searcher, asked, image, wish)
+            raise QuintetError("--rerank scores images against texts; it cannot be used where both are of one kind")
+        options: dict[str, Any] = {"k": k, "kind": kind, "where": condition, "rerank": rerank}
+        answers = _search(searcher, asked, image, options)
         reasons = _explain(searcher, answers) if explain else {}
         if as_json:
             print(json.dumps([_as_json(searcher, answer, reasons) for answer in answers], indent=2, ensure_ascii=False))
         else:
             _print(answers, reasons)
-        if open_sheet or sheet is not None:
-            _show(searcher, answers, reasons, sheet, open_sheet)
+        if open_sheet or out is not None:
+            _show(searcher, answers, reasons, out, open_sheet)
 
 
 def _read_queries(path: Path) -> list[str]:
@@ -104,19 +157,19 @@ def _kind(find: Find | None, searcher: Searcher) -> Kind:
         return "image" if counts["image"] else "text"
     kind: Kind = "image" if find is Find.IMAGES else "text"
     if not counts[kind]:
-        how = "name some after RUN" if kind == "image" else "use --texts FILE"
+        how = "name image folders after RUN" if kind == "image" else "use --texts FILE"
         raise QuintetError(f"the index holds no {find.value}; when you build it, {how}")
     return kind
 
 
-def _search(searcher: Searcher, texts: Sequence[str], pictures: Sequence[Path], wish: dict[str, Any]) -> list[_Answer]:
+def _search(searcher: Searcher, texts: Sequence[str], images: Sequence[Path], options: dict[str, Any]) -> list[_Answer]:
     from quintet.data.images import open_image
 
-    by_text = searcher.search_text(texts, **wish) if texts else []
-    by_image = searcher.search_image([open_image(path) for path in pictures], **wish) if pictures else []
+    by_text = searcher.search_text(texts, **options) if texts else []
+    by_image = searcher.search_image([open_image(path) for path in images], **options) if images else []
     return [
-        *(_Answer(sentence, None, hits) for sentence, hits in zip(texts, by_text, strict=True)),
-        *(_Answer(path.name, path, hits) for path, hits in zip(pictures, by_image, strict=True)),
+        *(_Answer(text, None, hits) for text, hits in zip(texts, by_text, strict=True)),
+        *(_Answer(path.name, path, hits) for path, hits in zip(images, by_image, strict=True)),
     ]
 
 
@@ -138,9 +191,9 @@ def _print(answers: Sequence[_Answer], reasons: dict[tuple[str, str], Explanatio
     for answer in answers:
         console.print(answer.query, style="bold", markup=False, highlight=False)
         if not answer.hits:
-            console.print("  nothing was found", style="yellow")
-        for place, hit in enumerate(answer.hits, 1):
-            line = f"  {place:>3}. {hit.score:6.3f}  {_name(hit)}"
+            console.print("  no results", style="yellow")
+        for rank, hit in enumerate(answer.hits, 1):
+            line = f"  {rank:>3}. {hit.score:6.3f}  {_name(hit)}"
             console.print(line, markup=False, highlight=False, soft_wrap=True)
             reason = reasons.get((answer.query, hit.item.id))
             if reason is not None:
@@ -150,9 +203,9 @@ def _print(answers: Sequence[_Answer], reasons: dict[tuple[str, str], Explanatio
 
 def _as_json(searcher: Searcher, answer: _Answer, reasons: dict[tuple[str, str], Explanation]) -> dict[str, Any]:
     hits = []
-    for place, hit in enumerate(answer.hits, 1):
+    for rank, hit in enumerate(answer.hits, 1):
         item = hit.item
-        row: dict[str, Any] = {"rank": place, "score": hit.score, "id": item.id, "kind": item.kind}
+        row: dict[str, Any] = {"rank": rank, "score": hit.score, "id": item.id, "kind": item.kind}
         row |= {"path": item.path, "text": item.text, "metadata": item.metadata}
         if item.root is not None:
             row["root"] = searcher.manifest.roots[item.root].path

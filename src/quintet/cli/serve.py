@@ -6,37 +6,91 @@ import logging
 import webbrowser
 from contextlib import suppress
 from pathlib import Path
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from quintet.cli.mine import parse_size
+from quintet.cli.options import DeviceOption, parse_size
 from quintet.errors import QuintetError
+
+# Panels of the options.
+NETWORK = "Network"
+LIMITS = "Limits"
 
 
 def serve_command(
-    index: Path = typer.Argument(..., metavar="INDEX", help="What `quintet index` wrote.", show_default=False),
-    host: str = typer.Option("127.0.0.1", help="Where to listen. Beyond this computer (0.0.0.0) needs a token."),
-    port: int = typer.Option(8000, min=0, max=65535, help="0 takes any free port."),
-    token_file: Path | None = typer.Option(
-        None, help="A file that holds the token; default: the environment variable QUINTET_TOKEN."
-    ),
-    open_page: bool = typer.Option(False, "--open", help="Open the page in a browser."),
-    device: str = typer.Option("auto", help="cpu, cuda, cuda:1 ...; auto takes a GPU where there is one."),
-    rerank_with: Path | None = typer.Option(None, help="A run whose matcher orders the first results anew."),
-    rerank: int | None = typer.Option(None, min=1, help="How many of the first results are ordered anew."),
-    max_upload: str = typer.Option("20M", help="The largest image that may be sent."),
-    threads: int = typer.Option(4, min=1, help="Searches at the same time."),
-    queue: int = typer.Option(256, min=0, help="Searches that may wait; one more is told to try again."),
-    timeout: float = typer.Option(30.0, min=0.1, help="Seconds after which a search is given up."),
-    thumbnails: Path | None = typer.Option(None, help="Where small copies are kept; default: the user's cache folder."),
-    thumbnails_size: str = typer.Option("512M", help="How much of them is kept."),
+    index: Annotated[
+        Path, typer.Argument(metavar="INDEX", help="Folder written by `quintet index`.", show_default=False)
+    ],
+    open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    rerank: Annotated[
+        int | None, typer.Option(metavar="K", min=1, help="Re-rank the first K results; default: do not re-rank.")
+    ] = None,
+    rerank_with: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Run to re-rank with, of those in the index.")
+    ] = None,
+    device: DeviceOption = "auto",
+    host: Annotated[
+        str,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Address to listen on. Addresses that other computers can reach (0.0.0.0) need a token.",
+            rich_help_panel=NETWORK,
+        ),
+    ] = "127.0.0.1",
+    port: Annotated[
+        int,
+        typer.Option(
+            metavar="PORT", min=0, max=65535, help="Port to listen on; 0: any free one.", rich_help_panel=NETWORK
+        ),
+    ] = 8000,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="File with the access token; default: the environment variable QUINTET_TOKEN.",
+            rich_help_panel=NETWORK,
+        ),
+    ] = None,
+    max_upload: Annotated[
+        str, typer.Option(metavar="SIZE", help="Largest image accepted as a query.", rich_help_panel=LIMITS)
+    ] = "20M",
+    threads: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Searches at the same time.", rich_help_panel=LIMITS)
+    ] = 4,
+    queue: Annotated[
+        int,
+        typer.Option(
+            metavar="N", min=0, help="Searches that may wait; further ones get HTTP status 503.", rich_help_panel=LIMITS
+        ),
+    ] = 256,
+    timeout: Annotated[
+        float,
+        typer.Option(metavar="SECONDS", min=0.1, help="Time limit of a search, in seconds.", rich_help_panel=LIMITS),
+    ] = 30.0,
+    thumbnails: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Folder for thumbnails; default: quintet/thumbnails in the user's cache folder.",
+            rich_help_panel=LIMITS,
+        ),
+    ] = None,
+    thumbnails_size: Annotated[
+        str, typer.Option(metavar="SIZE", help="Disk space for thumbnails.", rich_help_panel=LIMITS)
+    ] = "512M",
 ) -> None:
-    """Search an index on a page of its own, and by an API.
+    """Serve a search page and an HTTP API for an index.
 
-    `quintet serve INDEX` listens on this computer only. It notices when the index is built anew and serves the new one
-    without a pause; Ctrl-C answers what was asked and stops.
+    `quintet serve holiday --open`
+
+    By default it listens on this computer only. When the index is built again, it switches to the new one without a
+    pause. Ctrl-C finishes the requests in progress and stops.
     """
+    from quintet.search.manifest import Manifest
+
+    Manifest.read(index)
     try:
         from quintet.serve.run import serve_index
         from quintet.serve.settings import Settings, default_cache, read_token
@@ -67,5 +121,5 @@ def serve_command(
         if open_page:
             webbrowser.open(address)
 
-    with suppress(KeyboardInterrupt):  # the usual way to end it
+    with suppress(KeyboardInterrupt):  # Ctrl-C is how it is stopped
         serve_index(index, settings, device=device, rerank_with=rerank_with, ready=ready)

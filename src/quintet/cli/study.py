@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
-from typer.core import TyperCommand
 
+from quintet.cli.options import Command
 from quintet.cli.progress import TrainingDisplay
 from quintet.errors import RecipeError, TrainingError, suggest
 
@@ -25,7 +25,7 @@ DEFAULT_FORMS = ("fusion-bert", "fusion")  # of a method with several recipes: w
 _VALUE = re.compile(r"\d+(\.\d+)?")
 
 
-class StudyCommand(TyperCommand):
+class StudyCommand(Command):
     """Options that take several values: `--seeds 0 1 2` is `--seeds 0,1,2`."""
 
     def parse_args(self, ctx, args):  # type: ignore[no-untyped-def]  # click's own signature

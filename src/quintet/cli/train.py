@@ -4,58 +4,88 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from quintet import distributed
+from quintet.cli.options import DeviceOption, complete_recipe
 from quintet.cli.progress import TrainingDisplay
 from quintet.errors import RecipeError
 
 
 def train_command(
-    recipe: str | None = typer.Argument(None, help="A shipped recipe (see `quintet recipes`) or a YAML file."),
-    overrides: list[str] | None = typer.Argument(
-        None,
-        metavar="[KEY=VALUE]...",
-        help="Any field of the recipe, as in stages.online.epochs=5 or matcher.embed_dim=256.",
-    ),
-    out: Path | None = typer.Option(None, "--out", "-o", help="The run folder to make."),
-    corpus: Path | None = typer.Option(None, help="The corpus to train on; the same as data.corpus=FOLDER."),
-    resume: Path | None = typer.Option(None, help="Go on with this run where it stopped, exactly."),
-    device: str = typer.Option("auto", help="cpu, cuda, cuda:1 ...; auto takes a GPU where there is one."),
-    as_json: bool = typer.Option(False, "--json", help="Print the selected metrics as JSON and nothing else."),
+    recipe: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="RECIPE",
+            help="Name of a shipped recipe (`quintet recipes` lists them), or a YAML file.",
+            autocompletion=complete_recipe,
+        ),
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE]...",
+            help="Fields of the recipe to change, as in stages.online.epochs=5 or matcher.embed_dim=256.",
+        ),
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", metavar="RUN", help="Run folder to write.")] = None,
+    corpus: Annotated[
+        Path | None,
+        typer.Option(metavar="CORPUS", help="Corpus folder to train on; sets the field data.corpus of the recipe."),
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Continue this run from its last checkpoint, bit-exactly.")
+    ] = None,
+    device: DeviceOption = "auto",
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the validation metrics of each stage as JSON and nothing else.")
+    ] = False,
 ) -> None:
     """Train a recipe into a run folder.
 
     `quintet train vse-scenes --corpus corpora/scenes -o runs/first`
 
-    A run that was stopped, killed or lost power goes on where it was: `quintet train --resume runs/first`.
-    Several processes share a batch: `torchrun --nproc-per-node 2 -m quintet train ...`.
-    """
-    from quintet.training import stages
-    from quintet.training.recipe import load_recipe
+    `quintet train --resume runs/first` continues a run that was stopped.
 
-    first = distributed.is_main_launched()
-    console = Console(stderr=True, quiet=as_json or not first)
+    Several processes share each batch: `torchrun --nproc-per-node 2 -m quintet train ...`.
+    """
     if resume is not None:
+        from quintet.runs.run_folder import read_head
+
         if recipe is not None:
             raise RecipeError("--resume takes no recipe: the run has its own")
         if out is not None or corpus is not None:
             raise RecipeError("--resume takes neither --out nor --corpus: the run has its own folder and corpus")
-        with TrainingDisplay(console) as display:
-            summaries = stages.resume(resume, device=device, display=display)
-        folder = resume
+        read_head(resume)
     else:
+        from quintet.data.corpus import read_corpus_head
+        from quintet.training.recipe import load_recipe
+
         if recipe is None or out is None:
             raise RecipeError(
                 "name a recipe and a folder: `quintet train RECIPE -o RUN` (`quintet recipes` lists them)"
             )
         settings = [*(overrides or []), *([f"data.corpus={json.dumps(str(corpus))}"] if corpus else [])]
         loaded = load_recipe(recipe, settings)
+        if loaded.data.corpus is not None:
+            read_corpus_head(loaded.data.corpus)
+
+    from quintet import distributed
+    from quintet.training import stages
+
+    first = distributed.is_main_launched()
+    console = Console(stderr=True, quiet=as_json or not first)
+    if resume is not None:
+        with TrainingDisplay(console) as display:
+            summaries = stages.resume(resume, device=device, display=display)
+        folder = resume
+    else:
+        assert out is not None
         with TrainingDisplay(console) as display:
             summaries = stages.train(loaded, out, device=device, display=display)
         folder = out
     if as_json and first:
         print(json.dumps({"run": str(folder), "stages": summaries}))
-    console.print(f"finished: {folder}; measure it with `quintet evaluate {folder}`", highlight=False, markup=False)
+    console.print(f"finished: {folder}; evaluate it with `quintet evaluate {folder}`", highlight=False, markup=False)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from quintet.protocols import Matcher
 from quintet.registry import Registry
+
+if TYPE_CHECKING:
+    from quintet.protocols import Matcher
 
 # name -> "module:function"; the function takes plain keyword arguments and returns a Matcher
 MODELS = Registry(

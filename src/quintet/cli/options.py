@@ -1,0 +1,207 @@
+"""What all commands share: the layout of their help pages, common options, and completion of names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from quintet.errors import QuintetError, suggest
+
+# Panels of the options of a command.
+OUTPUT = "Output"
+COMPUTE = "Compute"
+
+# Old spellings of options, which scripts may have: they still work and are in no help page.
+RENAMED = {"--check-pictures": "--check-images", "--sheet": "--out"}
+
+SIZES = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+class Command(TyperCommand):
+    """A command whose help page shows the names of values (RUN, FILE, N), never their Python types."""
+
+    def get_params(self, ctx):  # type: ignore[no-untyped-def]  # click's own signature
+        return [_hide_type(parameter) for parameter in super().get_params(ctx)]
+
+    def parse_args(self, ctx, args):  # type: ignore[no-untyped-def]  # click's own signature
+        known = {name for parameter in self.params for name in parameter.opts}
+        return super().parse_args(ctx, [_current_spelling(argument, known) for argument in args])
+
+    def collect_usage_pieces(self, ctx):  # type: ignore[no-untyped-def]  # click's own signature
+        pieces = [self.options_metavar or ""]
+        for parameter in self.params:
+            if parameter.param_type_name == "argument" and not getattr(parameter, "hidden", False):
+                name = str(parameter.metavar or parameter.name)
+                pieces.append(name if parameter.required or name.startswith("[") else f"[{name}]")
+        return pieces
+
+
+class CommandGroup(TyperGroup):
+    """A group of commands. A mistyped one is answered with the nearest name."""
+
+    def get_params(self, ctx):  # type: ignore[no-untyped-def]  # click's own signature
+        return [_hide_type(parameter) for parameter in super().get_params(ctx)]
+
+    def resolve_command(self, ctx, args):  # type: ignore[no-untyped-def]  # click's own signature
+        if args and not args[0].startswith("-") and args[0] not in self.commands:
+            ctx.fail(f"there is no command {args[0]!r}; {suggest(args[0], self.commands)}")
+        return super().resolve_command(ctx, args)
+
+
+def _hide_type(parameter: Any) -> Any:
+    """Flags have no value to name; typer shows the type of an argument even where it has a metavar."""
+    if getattr(parameter, "is_flag", False) and parameter.metavar is None:
+        parameter.metavar = ""
+    if parameter.param_type_name == "argument":
+        parameter.display_type_rich = lambda ctx: ""
+    return parameter
+
+
+def _current_spelling(argument: str, known: set[str]) -> str:
+    name, equals, value = argument.partition("=")
+    new = RENAMED.get(name)
+    return f"{new}{equals}{value}" if new in known and name not in known else argument
+
+
+def parse_size(text: str) -> int:
+    """Bytes from a size with a unit.
+
+    >>> parse_size("8G") == parse_size("8 GiB") == 8 * 2**30
+    True
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", text, re.IGNORECASE)
+    if match is None:
+        raise QuintetError(f"{text!r} is not a size; write bytes or a unit, as in 512M or 8G")
+    return int(float(match[1]) * SIZES[match[2].upper()])
+
+
+# Completion: names that begin with what has been typed. Nothing here imports torch.
+
+
+def complete_run(incomplete: str) -> Iterator[tuple[str, str]]:
+    from quintet.runs.run_folder import shipped_runs
+
+    yield from ((name, "comes with Quintet") for name in shipped_runs() if name.startswith(incomplete))
+
+
+def complete_recipe(incomplete: str) -> Iterator[str]:
+    from quintet.training.recipe import list_recipes
+
+    yield from (name for name in list_recipes() if name.startswith(incomplete))
+
+
+def complete_format(incomplete: str) -> Iterator[tuple[str, str]]:
+    from quintet.data.formats import FORMATS
+
+    yield from ((name, format.help) for name, format in FORMATS.items() if name.startswith(incomplete))
+
+
+def complete_model(incomplete: str) -> Iterator[str]:
+    from quintet.models import MODELS
+
+    yield from (name for name in MODELS.names() if name.startswith(incomplete))
+
+
+def complete_split(ctx: typer.Context, incomplete: str) -> Iterator[str]:
+    """The splits of the corpus that was named, or of the one that the run was trained on."""
+    from quintet.files import read_json
+    from quintet.runs.run_folder import default_corpus
+
+    typed = ctx.params
+    with suppress(QuintetError):
+        runs = [typed["run"]] if typed.get("run") else list(typed.get("runs") or [])
+        corpus = typed.get("corpus") or (default_corpus(runs[:1]) if runs else None)
+        if corpus is not None:
+            yield from (name for name in read_json(Path(corpus) / "splits.json") if name.startswith(incomplete))
+
+
+def complete_device(incomplete: str) -> Iterator[str]:
+    yield from (name for name in ("auto", "cpu", "cuda", "cuda:0") if name.startswith(incomplete))
+
+
+# Options that several commands have, with one meaning.
+
+RunArgument = Annotated[
+    Path,
+    typer.Argument(
+        metavar="RUN",
+        help="Run folder, stage of one (RUN/stages/NAME), or the name of a run that comes with Quintet.",
+        show_default=False,
+        autocompletion=complete_run,
+    ),
+]
+RunsArgument = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="RUN...",
+        help="Run folders, stages of runs (RUN/stages/NAME), or names of runs that come with Quintet.",
+        show_default=False,
+        autocompletion=complete_run,
+    ),
+]
+CorpusOption = Annotated[
+    Path | None,
+    typer.Option("--corpus", metavar="CORPUS", help="Corpus folder; default: the one the run was trained on."),
+]
+SplitOption = Annotated[
+    str, typer.Option("--split", metavar="SPLIT", help="Split of the corpus.", autocompletion=complete_split)
+]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print the result as JSON and nothing else.", rich_help_panel=OUTPUT)
+]
+DeviceOption = Annotated[
+    str,
+    typer.Option(
+        "--device",
+        metavar="DEVICE",
+        help="cpu, cuda or cuda:N; auto: a GPU if there is one.",
+        rich_help_panel=COMPUTE,
+        autocompletion=complete_device,
+    ),
+]
+BatchSizeOption = Annotated[
+    int,
+    typer.Option(
+        "--batch-size",
+        metavar="N",
+        min=1,
+        help="Images or texts encoded at a time. Changes memory and speed, not the result.",
+        rich_help_panel=COMPUTE,
+    ),
+]
+BlockOption = Annotated[
+    int,
+    typer.Option(
+        "--block",
+        metavar="N",
+        min=1,
+        help="Images and texts scored at a time. Changes memory, not the result.",
+        rich_help_panel=COMPUTE,
+    ),
+]
+WorkersOption = Annotated[
+    int,
+    typer.Option("--workers", metavar="N", min=1, help="Threads that decode images.", rich_help_panel=COMPUTE),
+]
+BootstrapOption = Annotated[
+    int,
+    typer.Option(
+        "--bootstrap", metavar="N", min=0, help="Bootstrap resamples behind the 95 % intervals; 0: no intervals."
+    ),
+]
+ExpertAnnotationsOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--expert-annotations",
+        metavar="FILE",
+        exists=True,
+        dir_okay=False,
+        help="Flickr8k's ExpertAnnotations.txt: also measure the agreement with human judgements.",
+    ),
+]
