@@ -47,9 +47,10 @@ def test_json_and_options(tmp_path: Path) -> None:
 
 
 def test_errors_reach_the_person(tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, ["convert", "bfan", str(tmp_path / "absent"), "-o", str(tmp_path / "run")])
+    (tmp_path / "damaged").write_bytes(b"no checkpoint")
+    done = CliRunner().invoke(app, ["convert", "bfan", str(tmp_path / "damaged"), "-o", str(tmp_path / "run")])
     assert isinstance(done.exception, QuintetError)
-    assert "does not exist" in str(done.exception)
+    assert str(tmp_path / "damaged") in str(done.exception)
 
 
 def test_values_of_options() -> None:

@@ -41,7 +41,7 @@ def test_import_prints_the_splits_and_the_notes(source: Path, tmp_path: Path) ->
 
 
 def test_options_are_key_value_pairs(source: Path, tmp_path: Path) -> None:
-    arguments = ("import", "folder", source, tmp_path / "out", "-o", "strict=true", "--option", "seed=3")
+    arguments = ("import", "folder", source, tmp_path / "out", "--option", "strict=true", "--option", "seed=3")
     result = quintet_data(*arguments)
     assert isinstance(result.exception, CorpusError)
     assert "images that do not exist" in str(result.exception)
@@ -51,15 +51,24 @@ def test_options_are_key_value_pairs(source: Path, tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (("flcikr",), "did you mean 'flickr'"),
-        (("folder", "-o", "strikt=true"), "did you mean 'strict'"),
-        (("folder", "-o", "strict"), "expected KEY=VALUE"),
-        (("folder", "-o", "seed=1", "-o", "seed=2"), "given twice"),
+        (("folder", "--option", "strikt=true"), "did you mean 'strict'"),
+        (("folder", "--option", "strict"), "expected KEY=VALUE"),
+        (("folder", "--option", "seed=1", "--option", "seed=2"), "given twice"),
     ],
 )
 def test_mistakes_are_answered(source: Path, tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
     result = quintet_data("import", arguments[0], source, tmp_path / "out", *arguments[1:])
     assert isinstance(result.exception, CorpusError)
     assert message in str(result.exception)
+
+
+def test_out_is_the_corpus_folder(source: Path, tmp_path: Path) -> None:
+    assert quintet_data("import", "folder", source, "-o", tmp_path / "out").exit_code == 0
+    assert len(Corpus.open(tmp_path / "out").images) == 3
+    twice = quintet_data("import", "folder", source, tmp_path / "other", "-o", "seed=3")  # -o was --option once
+    assert isinstance(twice.exception, CorpusError)
+    assert "--option" in str(twice.exception)
+    assert not (tmp_path / "other").exists()
 
 
 def test_overwrite(source: Path, tmp_path: Path) -> None:
@@ -77,12 +86,12 @@ def imported(source: Path, tmp_path: Path) -> Path:
 def test_inspect_prints_a_table(imported: Path) -> None:
     result = quintet_data("inspect", imported)
     assert result.exit_code == 0, result.output
-    for words in ("train", "test", "vocabulary", "1 texts describe several groups", "2 x A cat.", "note: skipped"):
+    for words in ("train", "test", "vocabulary", "1 texts occur in several groups", "2 x A cat.", "note: skipped"):
         assert words in result.output
 
 
 def test_inspect_json_is_json(imported: Path) -> None:
-    result = quintet_data("inspect", imported, "--json", "--split", "train", "--check-pictures")
+    result = quintet_data("inspect", imported, "--json", "--split", "train", "--check-images")
     assert result.exit_code == 0
     facts = json.loads(result.stdout)
     assert facts["splits"]["train"]["images"] == 2

@@ -51,7 +51,6 @@ class FakeRun:
         self.noise = {"good": 0.3, "bad": 3.0, "other": 0.3}[folder.name]
         self.matcher = Noisy()
         self.weights_checksum = f"sum of {folder.name}"
-        self.default_corpus = folder.parent / ("elsewhere" if folder.name == "other" else "corpus")
 
     def image_batches(self, corpus: Corpus, images: Sequence[Image], batch_size: int) -> Iterator[ImageBatch]:
         vectors = torch.randn(GROUPS, DIM, generator=torch.Generator().manual_seed(0))
@@ -65,9 +64,18 @@ class FakeRun:
             yield TextBatch.from_ids([[int(text.group)] for text in texts[start : start + batch_size]])
 
 
+def write_head(folder: Path, corpus: Path | None) -> None:
+    folder.mkdir(exist_ok=True)
+    head = {"format": "quintet-run", "version": 1, "name": folder.name, "status": "complete"}
+    (folder / "run.json").write_text(json.dumps(head | {"corpus": None if corpus is None else str(corpus)}))
+    (folder / "weights.safetensors").touch()
+
+
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A corpus and a stand-in for the module that opens runs."""
+    """A corpus, the heads of three runs, and a stand-in for the module that opens runs."""
+    for name in ("good", "bad", "other"):
+        write_head(tmp_path / name, tmp_path / ("elsewhere" if name == "other" else "corpus"))
     images = [Image(f"i{g}", str(g)) for g in range(GROUPS)]
     texts = [Text(f"t{g}-{k}", str(g), "words") for g in range(GROUPS) for k in range(3)]
     everything = [str(g) for g in range(GROUPS)]
@@ -220,13 +228,8 @@ def test_mistakes_are_explained(home: Path, arguments: list[str], message: str) 
         evaluate(*named)
 
 
-def test_a_run_without_a_corpus_needs_one_named(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Homeless(FakeRun):
-        def __init__(self, folder: Path) -> None:
-            super().__init__(folder)
-            self.default_corpus = None  # type: ignore[assignment]
-
-    monkeypatch.setattr(sys.modules["quintet.runs.run"], "open_run", Homeless)
+def test_a_run_without_a_corpus_needs_one_named(home: Path) -> None:
+    write_head(home / "good", None)
     with pytest.raises(QuintetError, match="--corpus"):
         evaluate(home / "good")
     assert evaluate(home / "good", "--corpus", home / "corpus").exit_code == 0

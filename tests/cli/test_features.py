@@ -47,7 +47,7 @@ def test_it_writes_features_and_tells_what_it_skipped(corpus: Path) -> None:
     store = FeatureStore(corpus / "features" / "small-cnn")
     assert (store.ids, store.fragments) == (["a", "b"], 36)
     again = CliRunner().invoke(app, command(corpus))
-    assert "complete already" in again.output
+    assert "is complete" in again.output
 
 
 def test_json(corpus: Path) -> None:
@@ -55,8 +55,8 @@ def test_json(corpus: Path) -> None:
         app, command(corpus, "--json", "--name", "other", "--grid", "2x3", "--dtype", "float32", "--crop", "center")
     )
     report = json.loads(result.stdout)
-    assert {key: report[key] for key in ("pictures", "written", "resumed")} == {
-        "pictures": 3,
+    assert {key: report[key] for key in ("images", "written", "resumed")} == {
+        "images": 3,
         "written": 2,
         "resumed": 0,
     }

@@ -33,7 +33,7 @@ def test_a_mistyped_command_names_the_nearest() -> None:
 def test_errors_become_a_message_and_status_one(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fail() -> None:
+    def fail(prog_name: str) -> None:
         raise QuintetError("the [disk] is full")
 
     monkeypatch.setattr(main, "app", fail)
@@ -44,7 +44,7 @@ def test_errors_become_a_message_and_status_one(
 
 
 def test_an_interruption_has_its_own_status(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt() -> None:
+    def interrupt(prog_name: str) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(main, "app", interrupt)

@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from quintet.cli import main
 from quintet.errors import QuintetError
+from quintet.search.manifest import Manifest
 from quintet.serve import run as serve_run
 from quintet.serve.settings import Settings
 
@@ -25,6 +26,11 @@ def no_token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("QUINTET_TOKEN", raising=False)
 
 
+@pytest.fixture
+def any_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Manifest, "read", lambda index: None)
+
+
 def test_an_absent_index_is_told(tmp_path: Path) -> None:
     assert str(tmp_path / "nothing") in str(serve(str(tmp_path / "nothing"), "--port", "0"))
 
@@ -34,14 +40,16 @@ def test_beyond_this_computer_a_token_is_needed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("missing", ["fastapi", "uvicorn"])
-def test_without_the_extra_it_says_how_to_get_it(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_extra_it_says_how_to_get_it(
+    missing: str, any_index: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in [name for name in sys.modules if name.startswith("quintet.serve")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, missing, None)
     assert str(serve("index")) == f"serving needs {missing}, which is not installed: pip install 'quintet[serve]'"
 
 
-def test_options_become_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_become_settings(any_index: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[Path, Settings, object]] = []
 
     def note(index: Path, settings: Settings, **others: object) -> None:

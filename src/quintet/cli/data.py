@@ -121,9 +121,11 @@ def inspect_command(
 ) -> None:
     """Count and measure a corpus: splits, captions, words, features."""
     from quintet.data.corpus import Corpus
-    from quintet.data.overview import contact_sheet, describe
 
     opened = Corpus.open(corpus)
+
+    from quintet.data.overview import contact_sheet, describe
+
     with Progress(console=Console(stderr=True), transient=True, disable=not check_images) as bar:
         task = bar.add_task("reading images", total=len(opened.images) if split is None else None)
         facts = describe(

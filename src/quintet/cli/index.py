@@ -40,6 +40,7 @@ def index_command(
         list[Path] | None,
         typer.Argument(
             metavar="[IMAGES]...",
+            exists=True,
             help="Folders of images (searched with their subfolders), image files, corpora or tar shards.",
             show_default=False,
         ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
@@ -109,16 +109,14 @@ def complete_model(incomplete: str) -> Iterator[str]:
 
 
 def complete_split(ctx: typer.Context, incomplete: str) -> Iterator[str]:
-    """The splits of the corpus that was named, or of the one that the run was trained on."""
+    """The splits of the corpus that `--corpus` names; else the usual names, as click drops the arguments here."""
     from quintet.files import read_json
-    from quintet.runs.run_folder import default_corpus
 
-    typed = ctx.params
+    names: Iterable[str] = ("train", "dev", "test")
     with suppress(QuintetError):
-        runs = [typed["run"]] if typed.get("run") else list(typed.get("runs") or [])
-        corpus = typed.get("corpus") or (default_corpus(runs[:1]) if runs else None)
-        if corpus is not None:
-            yield from (name for name in read_json(Path(corpus) / "splits.json") if name.startswith(incomplete))
+        if ctx.params.get("corpus") is not None:
+            names = read_json(Path(ctx.params["corpus"]) / "splits.json")
+    yield from (name for name in names if name.startswith(incomplete))
 
 
 def complete_device(incomplete: str) -> Iterator[str]:

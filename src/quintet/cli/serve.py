@@ -89,17 +89,7 @@ def serve_command(
     pause. Ctrl-C finishes the requests in progress and stops.
     """
     from quintet.search.manifest import Manifest
-
-    Manifest.read(index)
-    try:
-        from quintet.serve.run import serve_index
-        from quintet.serve.settings import Settings, default_cache, read_token
-    except ModuleNotFoundError as error:
-        if error.name not in ("fastapi", "starlette", "uvicorn"):
-            raise
-        raise QuintetError(
-            f"serving needs {error.name}, which is not installed: pip install 'quintet[serve]'"
-        ) from None
+    from quintet.serve.settings import Settings, default_cache, read_token
 
     settings = Settings(
         host=host,
@@ -113,6 +103,17 @@ def serve_command(
         cache=thumbnails or default_cache(),
         cache_bytes=parse_size(thumbnails_size),
     )
+    Manifest.read(index)  # report what is not an index before the slow imports below
+
+    try:
+        from quintet.serve.run import serve_index
+    except ModuleNotFoundError as error:
+        if error.name not in ("fastapi", "starlette", "uvicorn"):
+            raise
+        raise QuintetError(
+            f"serving needs {error.name}, which is not installed: pip install 'quintet[serve]'"
+        ) from None
+
     console = Console(stderr=True)
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
 

@@ -13,14 +13,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from quintet.data.corpus import Corpus, Image
-from quintet.data.feature_store import Part, begin_features, write_manifest
 from quintet.data.formats.assembly import Entry, Notes, assemble, read_lines
 from quintet.errors import CorpusError
 from quintet.files import atomic_write
+
+if TYPE_CHECKING:  # feature_store imports torch, and `quintet data formats` only reads OPTIONS
+    from quintet.data.feature_store import Part
 
 CHUNK = 4096  # rows at a time
 SLACK = 1.01  # detectors round
@@ -106,6 +109,8 @@ def read(
     features: str = "regions",
     strict: bool = False,
 ) -> Corpus:
+    from quintet.data.feature_store import begin_features
+
     if ids not in ("file", "positions") or size_order not in ("wh", "hw"):
         raise CorpusError(f"ids={ids}, size_order={size_order}: ids is file or positions, size_order wh or hw")
     notes = Notes(strict)
@@ -132,6 +137,8 @@ def _split_names(source: Path, notes: Notes) -> list[str]:
 
 
 def _open(source: Path, split: str, ids: str, per_image: int, size_order: str, folder: Path, notes: Notes) -> _Files:
+    from quintet.data.feature_store import Part
+
     path = source / f"{split}_ims.npy"
     array = open_array(path)
     if array.ndim != 3:
@@ -239,6 +246,8 @@ def _corpus(
 def _write_features(
     folder: Path, images: list[Image], places: dict[str, tuple[int, int]], found: list[_Files], source: Path
 ) -> None:
+    from quintet.data.feature_store import write_manifest
+
     dims = {files.shape[2] for files in found}
     if len(dims) > 1:
         raise CorpusError(f"{source}: the splits' features have different widths {sorted(dims)}")
