@@ -118,7 +118,7 @@ class Codes:
             with atomic_write(path) as temporary:
                 save_file(tensors, temporary, metadata={"format": "quintet-codes"})
         except SafetensorError as error:
-            raise QuintetError(f"could not write {path}: {error}; what stood there before is unchanged") from error
+            raise QuintetError(f"could not write {path}: {error}; the previous file was kept") from error
 
     @staticmethod
     def load(path: Path | str) -> Codes:

@@ -378,7 +378,7 @@ def test_what_hides_a_word() -> None:
     assert VOCABULARY.kinds().mask == UNKNOWN
     with_mask = WordVocabulary([*VOCABULARY.words, "<mask>"])
     assert with_mask.kinds().mask == 54
-    assert with_mask.kinds().mark[54], "so that it replaces nothing by chance"
+    assert with_mask.kinds().special[54], "so that it replaces nothing by chance"
     pytest.importorskip("tokenizers")
     pieces = WordPiece.train(["a dog"], size=20)
     assert pieces.kinds().mask == pieces.mask

@@ -299,7 +299,7 @@ def test_damage_is_named(folder: Path) -> None:
 
 def test_texts_carry_their_features(folder: Path) -> None:
     texts = [Text(str(n), "g", sentence) for n, sentence in enumerate(["a", "b", "a b", "c"])]
-    tokenizer = WordVocabulary.build([text.text for text in texts], min_count=1, marks=False)
+    tokenizer = WordVocabulary.build([text.text for text in texts], min_count=1, special_tokens=False)
     lengths = [len(tokenizer.ids(text.text)) for text in texts]
     write_word_features(folder, lengths, [WORDS[: sum(lengths)]], dim=5, dtype="float32", facts={})
     sentences = TokenizedTexts(tokenizer, texts, WordFeatures(folder))

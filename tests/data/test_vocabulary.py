@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quintet.data.vocabulary import MARKS, WordVocabulary, split_words
+from quintet.data.vocabulary import SPECIAL_TOKENS, WordVocabulary, split_words
 from quintet.errors import QuintetError, RunError
 from quintet.files import read_json, write_json
 
@@ -19,7 +19,7 @@ TEXTS = ["A dog runs.", "A dog sits.", "the cat sits.", "A zebra"]
 
 def test_order_is_falling_count_then_alphabet() -> None:
     vocabulary = WordVocabulary.build(TEXTS, min_count=1)
-    assert vocabulary.words == [*MARKS, ".", "a", "dog", "sits", "cat", "runs", "the", "zebra"]
+    assert vocabulary.words == [*SPECIAL_TOKENS, ".", "a", "dog", "sits", "cat", "runs", "the", "zebra"]
 
 
 def test_the_order_of_texts_does_not_matter() -> None:
@@ -29,11 +29,11 @@ def test_the_order_of_texts_does_not_matter() -> None:
 
 
 def test_min_count_defaults_to_four() -> None:
-    assert WordVocabulary.build(["dog"] * 4 + ["cat"] * 3).words == [*MARKS, "dog"]
+    assert WordVocabulary.build(["dog"] * 4 + ["cat"] * 3).words == [*SPECIAL_TOKENS, "dog"]
 
 
 def test_max_words_keeps_the_most_frequent() -> None:
-    assert WordVocabulary.build(TEXTS, min_count=1, max_words=2).words == [*MARKS, ".", "a"]
+    assert WordVocabulary.build(TEXTS, min_count=1, max_words=2).words == [*SPECIAL_TOKENS, ".", "a"]
 
 
 def test_a_caption_that_spells_a_mark_does_not_become_one() -> None:
@@ -44,7 +44,7 @@ def test_a_caption_that_spells_a_mark_does_not_become_one() -> None:
 
 def test_ids_with_and_without_marks() -> None:
     vocabulary = WordVocabulary.build(TEXTS, min_count=1)
-    bare = WordVocabulary(vocabulary.words, marks=False)
+    bare = WordVocabulary(vocabulary.words, special_tokens=False)
     assert vocabulary.ids("A dog flies") == [1, 5, 6, 3, 2]
     assert bare.ids("A dog flies") == [5, 6, 3]
     assert vocabulary.ids("") == [1, 2]
@@ -53,21 +53,21 @@ def test_ids_with_and_without_marks() -> None:
 
 
 def test_longest_cuts_and_keeps_the_marks() -> None:
-    vocabulary = WordVocabulary.build(TEXTS, min_count=1, longest=4)
+    vocabulary = WordVocabulary.build(TEXTS, min_count=1, max_length=4)
     assert vocabulary.tokens("a dog sits .") == ["<start>", "a", "dog", "<end>"]
     assert vocabulary.ids("a dog sits .") == [1, 5, 6, 2]
     again = WordVocabulary.from_state(vocabulary.state())
     assert again.ids("a " * 50) == [1, 5, 5, 2]
-    assert WordVocabulary(vocabulary.words, marks=False, longest=3).ids("a " * 50) == [5, 5, 5]
-    with pytest.raises(ValueError, match="longest"):
-        WordVocabulary(vocabulary.words, longest=2)
+    assert WordVocabulary(vocabulary.words, special_tokens=False, max_length=3).ids("a " * 50) == [5, 5, 5]
+    with pytest.raises(ValueError, match="max_length"):
+        WordVocabulary(vocabulary.words, max_length=2)
 
 
 @settings(deadline=None)
 @given(st.text())
 def test_tokens_are_as_many_as_ids(sentence: str) -> None:
     for marks in (True, False):
-        vocabulary = WordVocabulary([*MARKS, "a", "."], marks=marks)
+        vocabulary = WordVocabulary([*SPECIAL_TOKENS, "a", "."], special_tokens=marks)
         assert len(vocabulary.ids(sentence)) == len(vocabulary.tokens(sentence)) >= 1
 
 
@@ -82,10 +82,10 @@ def test_coverage_counts_unknown_words() -> None:
 
 
 def test_state_round_trip_in_utf8(tmp_path: Path) -> None:
-    vocabulary = WordVocabulary.build(["Ein Hündchen läuft 走る"], min_count=1, marks=False)
+    vocabulary = WordVocabulary.build(["Ein Hündchen läuft 走る"], min_count=1, special_tokens=False)
     write_json(tmp_path / "words.json", vocabulary.state())
     again = WordVocabulary.from_state(read_json(tmp_path / "words.json"))
-    assert (again.words, again.marks) == (vocabulary.words, False)
+    assert (again.words, again.special_tokens) == (vocabulary.words, False)
     assert again.ids("hündchen 走る") == vocabulary.ids("hündchen 走る")
     assert 3 not in again.ids("hündchen 走る")
 
@@ -100,7 +100,7 @@ def test_wrong_words_are_refused() -> None:
     with pytest.raises(QuintetError, match="starts with"):
         WordVocabulary(["a", "b", "c", "d", "e"])
     with pytest.raises(QuintetError, match="'dog' more than once"):
-        WordVocabulary([*MARKS, "dog", "dog"])
+        WordVocabulary([*SPECIAL_TOKENS, "dog", "dog"])
     with pytest.raises(ValueError, match="min_count"):
         WordVocabulary.build([], min_count=0)
 
@@ -114,7 +114,7 @@ def scan_json(words: list[str]) -> dict[str, Any]:
 
 
 def test_scan_json_is_read(tmp_path: Path) -> None:
-    words = [*MARKS, "zoo", "dog", "café"]  # SCAN's order is arbitrary
+    words = [*SPECIAL_TOKENS, "zoo", "dog", "café"]  # SCAN's order is arbitrary
     (tmp_path / "vocab.json").write_text(json.dumps(scan_json(words)), encoding="utf-8")
     vocabulary = WordVocabulary.load_scan_json(tmp_path / "vocab.json")
     assert vocabulary.words == words
@@ -122,7 +122,7 @@ def test_scan_json_is_read(tmp_path: Path) -> None:
 
 
 def broken_scan() -> list[tuple[str, Any, str]]:
-    words = [*MARKS, "dog", "cat"]
+    words = [*SPECIAL_TOKENS, "dog", "cat"]
     swapped = scan_json(words)
     swapped["word2idx"] |= {"dog": 5, "cat": 4}
     size = scan_json(words) | {"idx": 7}
@@ -167,7 +167,9 @@ def test_flickr8k_training_captions_are_covered(shared: Path) -> None:
 
 
 def test_unknown_words_can_be_dropped_before_the_cut() -> None:
-    vocabulary = WordVocabulary.build(["a dog runs fast"], min_count=1, marks=False, longest=3, drop_unknown=True)
+    vocabulary = WordVocabulary.build(
+        ["a dog runs fast"], min_count=1, special_tokens=False, max_length=3, drop_unknown=True
+    )
     a, dog, fast, runs = (vocabulary.words.index(word) for word in ("a", "dog", "fast", "runs"))
     assert vocabulary.ids("a grey dog and a fast cat runs") == [a, dog, a]
     assert vocabulary.tokens("a grey dog and a fast cat runs") == ["a", "dog", "a"]
@@ -186,9 +188,9 @@ def test_case_can_be_kept() -> None:
 
 
 def test_only_some_words() -> None:
-    vocabulary = WordVocabulary.build(TEXTS, min_count=1, marks=False, drop_unknown=True, case=True)
+    vocabulary = WordVocabulary.build(TEXTS, min_count=1, special_tokens=False, drop_unknown=True, case=True)
     kept = vocabulary.only({"dog", "sits", "<unk>", "owl"})
-    assert kept.words == [*MARKS, "dog", "sits"]
+    assert kept.words == [*SPECIAL_TOKENS, "dog", "sits"]
     assert kept.ids("A dog sits") == [4, 5]
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quintet.data import word_vectors
-from quintet.data.vocabulary import MARKS, WordVocabulary
+from quintet.data.vocabulary import SPECIAL_TOKENS, WordVocabulary
 from quintet.data.word_vectors import WordVectorReport, initial_embedding, read_word_vectors, words_with_vectors
 from quintet.errors import QuintetError
 
@@ -138,7 +138,7 @@ def test_a_missing_file(tmp_path: Path) -> None:
 
 def test_initial_embedding(tmp_path: Path) -> None:
     (tmp_path / "glove.txt").write_bytes(text_lines() + b"<pad> 9 9 9\n")
-    vocabulary = WordVocabulary([*MARKS, "dog", "unicorn", "cat"])
+    vocabulary = WordVocabulary([*SPECIAL_TOKENS, "dog", "unicorn", "cat"])
     table, report = initial_embedding(vocabulary, tmp_path / "glove.txt", dim=3, seed=7)
     assert table.shape == (7, 3)
     np.testing.assert_array_equal(table[[4, 6]], VECTORS[:2])
@@ -155,5 +155,5 @@ def test_initial_embedding(tmp_path: Path) -> None:
 
 def test_words_that_a_file_has(tmp_path: Path) -> None:
     (tmp_path / "v.txt").write_text("dog 1 2\nowl 3 4\n", encoding="utf-8")
-    vocabulary = WordVocabulary([*MARKS, "cat", "dog"])
+    vocabulary = WordVocabulary([*SPECIAL_TOKENS, "cat", "dog"])
     assert words_with_vectors(tmp_path / "v.txt", vocabulary) == {"dog"}

@@ -72,11 +72,11 @@ def test_a_folder_with_either_file(vocabulary: Path, tmp_path: Path) -> None:
 
 
 def test_longest_cuts_and_keeps_the_marks(vocabulary: Path) -> None:
-    pieces = WordPiece.load(vocabulary, longest=5)
+    pieces = WordPiece.load(vocabulary, max_length=5)
     assert pieces.tokens("a dog running running a a") == ["[CLS]", "a", "dog", "run", "[SEP]"]
     assert WordPiece.from_state(pieces.state()).ids("a " * 50) == pieces.ids("a " * 50)
-    with pytest.raises(ValueError, match="longest"):
-        WordPiece.load(vocabulary, longest=2)
+    with pytest.raises(ValueError, match="max_length"):
+        WordPiece.load(vocabulary, max_length=2)
 
 
 def test_state_stands_alone(vocabulary: Path) -> None:

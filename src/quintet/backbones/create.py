@@ -89,18 +89,19 @@ def _members(name: str) -> list[str]:
 
 def _joined(name: str, weights: Path | str | None, pretrained: bool) -> ImageTower:
     names = _members(name)
-    whole = weights is not None and any(key.startswith("members.") for key in read_weights(weights))
-    lacking = [one for one in names if one in TOWERS and not (TOWERS[one].package or TOWERS[one].from_scratch)]
-    if weights is not None and not whole and len(lacking) != 1:
+    joint = weights is not None and any(key.startswith("members.") for key in read_weights(weights))
+    unweighted = [one for one in names if one in TOWERS and not (TOWERS[one].package or TOWERS[one].from_scratch)]
+    if weights is not None and not joint and len(unweighted) != 1:
         raise QuintetError(
-            f"{weights} holds the weights of one tower, and {len(lacking)} of {name!r} need a file; "
+            f"{weights} holds the weights of one tower, and {len(unweighted)} of {name!r} need a file; "
             "give one file with the weights of all (names that begin with members.0., members.1.)"
         )
     members = [
-        create_tower(one, weights if not whole and one in lacking else None, pretrained and not whole) for one in names
+        create_tower(one, weights if not joint and one in unweighted else None, pretrained and not joint)
+        for one in names
     ]
     tower = JoinedTower(members)
-    if whole:
+    if joint:
         load_weights(tower, str(weights))
     return tower.eval()
 

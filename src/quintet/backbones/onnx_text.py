@@ -17,17 +17,17 @@ from torch import Tensor, nn
 from quintet.errors import QuintetError
 
 CHECKSUM = "8199be6f699a395f99f89df973f9dc5285fbcfcdb2ae1a4e1201dab014f3d2a6"
-DIM, LONGEST, VOCABULARY = 384, 512, 30_522
+DIM, MAX_LENGTH, VOCABULARY = 384, 512, 30_522
 
 
 class OnnxText(nn.Module):
     """Word features of the last layer. It has no parameters here and is never trained.
 
     Texts run one by one: nothing is computed for padding, and the features of a text are the same bits
-    whatever stands beside it.
+    whatever else is in the batch.
     """
 
-    dim, longest, vocabulary_size = DIM, LONGEST, VOCABULARY
+    dim, max_length, vocabulary_size = DIM, MAX_LENGTH, VOCABULARY
     frozen = repeatable = True
     name = "minilm-int8"
 
@@ -47,8 +47,8 @@ class OnnxText(nn.Module):
 
     def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         """(n, L) ids, (n,) lengths -> (n, L, 384), zero at padding."""
-        if tokens.shape[1] > LONGEST:
-            raise QuintetError(f"a text has {tokens.shape[1]} tokens, {self.name} takes {LONGEST}; cut it")
+        if tokens.shape[1] > MAX_LENGTH:
+            raise QuintetError(f"a text has {tokens.shape[1]} tokens, {self.name} takes {MAX_LENGTH}; cut it")
         words = torch.zeros((*tokens.shape, DIM))
         for row, (ids, length) in enumerate(zip(tokens.tolist(), lengths.tolist(), strict=True)):
             words[row, :length] = torch.from_numpy(self._words(ids[:length]))

@@ -43,5 +43,5 @@ def _with_coordinates(pixels: Tensor) -> Tensor:
     count, _, height, width = pixels.shape
     y = torch.linspace(-1, 1, height, device=pixels.device, dtype=pixels.dtype)
     x = torch.linspace(-1, 1, width, device=pixels.device, dtype=pixels.dtype)
-    place = torch.stack(torch.meshgrid(y, x, indexing="ij")).expand(count, -1, -1, -1)  # (n, 2, H, W)
-    return torch.cat([pixels, place], 1)  # (n, 5, H, W)
+    position = torch.stack(torch.meshgrid(y, x, indexing="ij")).expand(count, -1, -1, -1)  # (n, 2, H, W)
+    return torch.cat([pixels, position], 1)  # (n, 5, H, W)

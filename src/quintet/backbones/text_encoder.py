@@ -1,6 +1,6 @@
 """Texts to features of their words: any BERT-like encoder of Hugging Face, or a small one to train from scratch.
 
-Both take token ids padded at the end and give (n, L, dim); what stands at padding means nothing.
+Both take token ids padded at the end and give (n, L, dim); outputs at padding are undefined.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class HuggingFaceText(nn.Module):
         shape: Any = self.model.config
         self.dim = int(shape.hidden_size)
         self.vocabulary_size = int(shape.vocab_size)
-        self.longest: int | None = getattr(shape, "max_position_embeddings", None)
+        self.max_length: int | None = getattr(shape, "max_position_embeddings", None)
         self.model.requires_grad_(trainable)
         self.train(self.training)
 
@@ -62,9 +62,9 @@ class HuggingFaceText(nn.Module):
 
     def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         """(n, L) ids, (n,) lengths -> (n, L, dim)."""
-        if self.longest is not None and tokens.shape[1] > self.longest:
+        if self.max_length is not None and tokens.shape[1] > self.max_length:
             raise QuintetError(
-                f"a text has {tokens.shape[1]} tokens, the text encoder {self.name} takes {self.longest}; "
+                f"a text has {tokens.shape[1]} tokens, the text encoder {self.name} takes {self.max_length}; "
                 "cut texts with data.tokenizer.longest"
             )
         if not len(tokens):
@@ -77,7 +77,7 @@ class HuggingFaceText(nn.Module):
 class SmallText(nn.Module):
     """A small Transformer encoder for texts that no pretrained encoder has seen (generated scenes, tests).
 
-    Word embedding plus sinusoidal places, then `layers` pre-norm layers of torch. Nothing limits the length.
+    Word embedding plus sinusoidal positions, then `layers` pre-norm layers of torch. Nothing limits the length.
 
     >>> encoder = SmallText(vocabulary_size=10, dim=8, heads=2)
     >>> encoder(torch.tensor([[1, 5, 2], [1, 2, 0]]), torch.tensor([3, 2])).shape
@@ -106,18 +106,18 @@ class SmallText(nn.Module):
 
     def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         """(n, L) ids, (n,) lengths -> (n, L, dim)."""
-        place = torch.arange(tokens.shape[1], device=tokens.device)
+        position = torch.arange(tokens.shape[1], device=tokens.device)
         words = self.embed(tokens) * math.sqrt(self.dim)
-        words = words + _places(place, self.dim).to(words.dtype)  # (n, L, d)
+        words = words + _sinusoids(position, self.dim).to(words.dtype)  # (n, L, d)
         if not len(tokens):
             return words
-        return self.layers(words, src_key_padding_mask=place >= lengths.to(tokens.device)[:, None])
+        return self.layers(words, src_key_padding_mask=position >= lengths.to(tokens.device)[:, None])
 
 
-def _places(place: Tensor, dim: int) -> Tensor:
-    """(L, dim) sinusoids of the places."""
-    frequency = 10_000.0 ** (-torch.arange(0, dim, 2, device=place.device) / dim)  # (dim / 2,)
-    angles = place[:, None] * frequency
+def _sinusoids(position: Tensor, dim: int) -> Tensor:
+    """(L,) -> (L, dim)."""
+    frequency = 10_000.0 ** (-torch.arange(0, dim, 2, device=position.device) / dim)  # (dim / 2,)
+    angles = position[:, None] * frequency
     return torch.cat([angles.sin(), angles.cos()], dim=1)
 
 

@@ -1,7 +1,11 @@
-"""Random views of an image for training on pixels. Every draw comes from the generator that is passed in.
+"""Random changes in training: views of images, fewer regions, changed words.
 
-Each function returns an image of the final size; the tower's `Preprocess.normalise` makes the tensor of it. Boxes are
-cut from the source and resized once, so that a very long image costs no more than a square one.
+Images: each function returns an image of the final size, of which the tower's `Preprocess.normalise` makes the tensor.
+Boxes are cut from the source and resized once, so that a very long image costs no more than a square one. Every draw
+comes from the generator that is passed in.
+
+Regions and words: every draw is a function of the pair's seeds and the position (`pair_keys`, `uniform`), for a whole
+batch at once.
 """
 
 from __future__ import annotations
@@ -82,7 +86,7 @@ def random_flip(image: PILImage, rng: np.random.Generator, probability: float = 
 
 
 class Prepares(Protocol):
-    """What a view has to know about the tower it is for: `quintet.backbones.Preprocess`."""
+    """What augmentation needs of the tower: `quintet.backbones.Preprocess`."""
 
     @property
     def size(self) -> tuple[int, int]: ...
@@ -107,9 +111,9 @@ def random_view(
 ) -> PILImage:
     """One random view of `size` (height, width): a crop, then a flip with the probability `flip`.
 
-    `crop="resized"` draws area, aspect and place (VSE++ on pixels), "shift" only the place of a crop of `size` from the
-    image with its short side at `short_side` (by default 8/7 of the size, as 256 is of 224), "squeeze" the same from
-    the image made square (Dual-Path's pedestrians), and "none" squeezes the whole image into the size.
+    `crop="resized"` draws area, aspect and position (VSE++ on pixels), "shift" only the position of a crop of `size`
+    from the image with its short side at `short_side` (by default 8/7 of the size, as 256 is of 224), "squeeze" the
+    same from the image made square (Dual-Path's pedestrians), and "none" squeezes the whole image into the size.
     """
     width, height = image.size
     if crop == "resized":
@@ -183,13 +187,13 @@ def pair_keys(seeds: Sequence[Sequence[int]], stream: int = 0) -> np.ndarray:
     return key
 
 
-def uniform(keys: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """float64 in [0, 1) for each key and place, broadcast against each other.
+def uniform(keys: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """float64 in [0, 1) for each key and position, broadcast against each other.
 
     >>> uniform(pair_keys([(3,), (4,)])[:, None], np.arange(5)).shape
     (2, 5)
     """
-    bits = _mixed(keys + _GOLDEN * (places.astype(np.uint64) + np.uint64(1)))
+    bits = _mixed(keys + _GOLDEN * (positions.astype(np.uint64) + np.uint64(1)))
     return (bits >> np.uint64(11)) * 2.0**-53
 
 
@@ -238,35 +242,35 @@ def select_regions(batch: ImageBatch, kept: Tensor) -> ImageBatch:
 class ChangedWords:
     """Texts with each word changed with a probability: half of those hidden, a tenth replaced, the rest left out.
 
-    A word is all of its pieces; hidden and replaced ones keep their number. Marks for start and end stay.
+    A word is all of its pieces; hidden and replaced words keep their number of pieces. Special tokens stay.
     """
 
     def __init__(self, kinds: TokenKinds, probability: float) -> None:
         self.kinds = kinds
         self.probability = probability
-        self.ordinary = np.flatnonzero(~kinds.mark)  # what may replace a piece
+        self.ordinary = np.flatnonzero(~kinds.special)  # what may replace a piece
 
     def __call__(self, texts: Sequence[np.ndarray], seeds: Sequence[Sequence[int]]) -> list[np.ndarray]:
         """Arrays of ids -> as many arrays, none longer than before; `seeds`, one for each, decide.
 
-        All texts lie in one row of tokens while they change.
+        The texts are concatenated, (tokens,), and changed together.
         """
         lengths = np.array([len(ids) for ids in texts])
         starts = np.cumsum(lengths) - lengths  # of each text
         ids = np.concatenate(texts)  # (tokens,)
         text = np.repeat(np.arange(len(texts)), lengths)  # (tokens,) which one
-        inside = ~self.kinds.mark[ids]  # (tokens,) part of a word
+        inside = ~self.kinds.special[ids]  # (tokens,) part of a word
         begins = inside & ~self.kinds.continues[ids]
         begun = np.bincount(text, begins, len(texts)).astype(np.int64)  # words of each text
         word = np.cumsum(begins) - (np.cumsum(begun) - begun)[text]  # (tokens,) which of its text
         draw = uniform(pair_keys(seeds)[text], word) / self.probability  # changed: below one
         draw[~inside] = 1.0
-        place = np.arange(len(ids)) - starts[text]
-        other = (uniform(pair_keys(seeds, stream=1)[text], place) * len(self.ordinary)).astype(np.int64)
+        position = np.arange(len(ids)) - starts[text]
+        other = (uniform(pair_keys(seeds, stream=1)[text], position) * len(self.ordinary)).astype(np.int64)
         replaced = np.where(draw < HIDDEN + REPLACED, self.ordinary[other], ids)
         changed = np.where(draw < HIDDEN, self.kinds.mask, replaced)
         kept = (draw < HIDDEN + REPLACED) | (draw >= 1)
-        bare = np.bincount(text, kept & inside, len(texts)) == 0  # nothing but marks would be left
+        bare = np.bincount(text, kept & inside, len(texts)) == 0  # only special tokens would be left
         kept |= bare[text]
         changed = np.where(bare[text], ids, changed)[kept].astype(ids.dtype)
         return np.split(changed, np.cumsum(np.bincount(text, kept, len(texts))).astype(np.int64)[:-1])

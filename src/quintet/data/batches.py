@@ -48,7 +48,7 @@ class ImageBatch(_Movable):
 
     @staticmethod
     def cat(parts: Sequence[ImageBatch]) -> ImageBatch:
-        """One batch of several that have as many fragments an image, or as many pixels."""
+        """One batch of several with the same number of fragments, or the same size in pixels."""
         if parts[0].pixels is not None:
             return ImageBatch(pixels=torch.cat([_required(part.pixels) for part in parts]))
         boxed = parts[0].boxes is not None
@@ -75,7 +75,7 @@ def _required(tensor: Tensor | None) -> Tensor:
 
 @dataclass(frozen=True)
 class TextBatch(_Movable):
-    """n texts as token ids, padded to the longest."""
+    """n texts as token ids, padded to the longest of them."""
 
     tokens: Tensor  # (n, L) int64
     lengths: Tensor  # (n,) int64, each at least 1
@@ -94,9 +94,9 @@ class TextBatch(_Movable):
         if self.position_noise is not None and self.position_noise.shape != self.lengths.shape:
             raise ValueError(f"{len(self.tokens)} texts but position_noise of shape {tuple(self.position_noise.shape)}")
         if self.lengths.device.type == "cpu" and len(self.lengths):  # on an accelerator the look would wait for it
-            shortest, longest = int(self.lengths.min()), int(self.lengths.max())
-            if shortest < 1 or longest > self.tokens.shape[1]:
-                raise ValueError(f"lengths must lie in 1..{self.tokens.shape[1]}, got {shortest}..{longest}")
+            low, high = int(self.lengths.min()), int(self.lengths.max())
+            if low < 1 or high > self.tokens.shape[1]:
+                raise ValueError(f"lengths must lie in 1..{self.tokens.shape[1]}, got {low}..{high}")
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -106,7 +106,7 @@ class TextBatch(_Movable):
         return torch.arange(self.tokens.shape[1], device=self.tokens.device) < self.lengths[:, None]
 
     def padded_to(self, length: int, pad: int = 0) -> TextBatch:
-        """The same texts with room for so many tokens, at least as many as there is already."""
+        """The same texts padded to `length` tokens, at least the present length."""
         more = length - self.tokens.shape[1]
         features = None if self.features is None else F.pad(self.features, (0, 0, 0, more))
         return replace(self, tokens=F.pad(self.tokens, (0, more), value=pad), features=features)
@@ -114,22 +114,22 @@ class TextBatch(_Movable):
     @staticmethod
     def cat(parts: Sequence[TextBatch]) -> TextBatch:
         """One batch of several, all padded to the longest."""
-        longest = max(part.tokens.shape[1] for part in parts)
-        given = [part.padded_to(longest) for part in parts]
+        length = max(part.tokens.shape[1] for part in parts)
+        given = [part.padded_to(length) for part in parts]
         names = [field.name for field in fields(TextBatch) if getattr(given[0], field.name) is not None]
         return TextBatch(**{name: torch.cat([getattr(part, name) for part in given]) for name in names})
 
     def take(self, rows: Tensor | slice) -> TextBatch:
-        """Some of the texts."""
+        """These rows."""
         parts: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
         return replace(self, **{name: part[rows] for name, part in parts.items() if part is not None})
 
     @staticmethod
-    def from_ids(sentences: Sequence[Sequence[int] | np.ndarray], pad: int = 0) -> TextBatch:
+    def from_ids(texts: Sequence[Sequence[int] | np.ndarray], pad: int = 0) -> TextBatch:
         """Pad lists of token ids into a batch."""
-        lengths = np.array([len(ids) for ids in sentences], dtype=np.int64)
-        tokens = np.full((len(sentences), lengths.max(initial=0)), pad, dtype=np.int64)
-        for row, ids in zip(tokens, sentences, strict=True):
+        lengths = np.array([len(ids) for ids in texts], dtype=np.int64)
+        tokens = np.full((len(texts), lengths.max(initial=0)), pad, dtype=np.int64)
+        for row, ids in zip(tokens, texts, strict=True):
             row[: len(ids)] = ids
         return TextBatch(torch.from_numpy(tokens), torch.from_numpy(lengths))
 
@@ -169,10 +169,10 @@ class PairBatch(_Movable):
         return len(self.texts)
 
     def of_one_length(self, pad: int = 0) -> PairBatch:
-        """The same with its own texts and the offline ones padded alike: fewer different shapes."""
+        """The same batch with all its texts padded to one length: fewer different shapes."""
         if self.offline is None:
             return self
         parts = (self.texts, self.offline.texts, self.offline.derived_texts)
-        longest = max(part.tokens.shape[1] for part in parts)
-        texts, off, derived = (part.padded_to(longest, pad) for part in parts)
+        length = max(part.tokens.shape[1] for part in parts)
+        texts, off, derived = (part.padded_to(length, pad) for part in parts)
         return replace(self, texts=texts, offline=replace(self.offline, texts=off, derived_texts=derived))

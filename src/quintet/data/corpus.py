@@ -1,7 +1,7 @@
 """`Corpus`: images, texts, and which belong together.
 
-Three tables: images, texts, splits. A text is relevant to an image when both carry the same *group*, so five captions
-an image, one caption an image, or several images of one person are a single case. Rows are addressed by id.
+Three tables: images, texts, splits. A text is relevant to an image when both carry the same *group*, so five
+captions per image, one caption per image and several images of one person are the same case. Rows are addressed by id.
 
 On disk a corpus is a folder:
 
@@ -88,14 +88,14 @@ class Split:
 
     @cached_property
     def checksum(self) -> str:
-        """SHA-256 of the ids and groups, in order: what is addressed by row fits this split or another, never both."""
+        """SHA-256 of the ids and groups, in order: data addressed by row is for the split with this checksum."""
         digest = hashlib.sha256()
         digest.update("".join(f"image\t{row.id}\t{row.group}\n" for row in self.images).encode())
         digest.update("".join(f"text\t{row.id}\t{row.group}\n" for row in self.texts).encode())
         return digest.hexdigest()
 
     def without_images(self, dropped: Collection[str]) -> Split:
-        """The split without some images: their own texts go too, and groups that are left without either."""
+        """The split without some images: their own texts go too, and groups without images or texts afterwards."""
         images = [image for image in self.images if image.id not in dropped]
         texts = [text for text in self.texts if text.image not in dropped]
         left = {image.group for image in images} & {text.group for text in texts}
@@ -191,10 +191,10 @@ class Corpus:
             if len(set(groups)) != len(groups):
                 raise CorpusError(f"{where}: split {name!r} lists a group twice")
             for kind, present in (("images", with_images), ("texts", with_texts)):
-                lacking = [group for group in groups if group not in present]
-                if lacking:
+                missing = [group for group in groups if group not in present]
+                if missing:
                     raise CorpusError(
-                        f"{where}: {len(lacking)} groups of split {name!r} have no {kind}, first {lacking[0]!r}; "
+                        f"{where}: {len(missing)} groups of split {name!r} have no {kind}, first {missing[0]!r}; "
                         "a group needs at least one of each to be trained on or measured"
                     )
 
@@ -276,7 +276,7 @@ def _image_row(image: Image) -> dict[str, Any]:
     row: dict[str, Any] = {"id": image.id, "group": image.group}
     if image.path is not None:
         row["path"] = image.path
-    return image.extra | row  # no extra field may take the place of an id
+    return image.extra | row  # an extra field never replaces an id
 
 
 def _read_image(row: dict[str, Any]) -> Image:

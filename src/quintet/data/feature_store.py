@@ -1,4 +1,4 @@
-"""Fragment features of images, memory-mapped and addressed by image id.
+"""Features on disk, memory-mapped: of images by id (`FeatureStore`), of the words of texts by row (`WordFeatures`).
 
 On disk, under `CORPUS/features/NAME/`:
 
@@ -9,7 +9,7 @@ On disk, under `CORPUS/features/NAME/`:
 
 A part's `features` is (rows, L, d) float32 or float16; `boxes` (rows, L, 4) left, top, right, bottom in 0..1 and
 `lengths` (rows,) real fragments are optional. File names are relative to the folder or absolute, so that a 33 GB array
-made by someone else is used where it lies. Several ids may share a row and a row may be in nobody's use.
+made by someone else is used in place. Several ids may share a row; rows may be unused.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from quintet.errors import CorpusError
 from quintet.files import atomic_write, begin_folder, read_header, read_json, write_json
 
 FORMAT, VERSION, HEADER = "quintet-features", 1, "manifest.json"
-RESIDENT_BYTES = 256 * 2**20  # mapped pages are given back to the system after this much has been read
+RESIDENT_BYTES = 256 * 2**20  # mapped pages are released after this much has been read
 READ_AROUND = 64 * 2**10  # touching one byte of a mapped file brings in its neighbourhood
 
 
@@ -50,10 +50,10 @@ class FeatureStore:
         missing = f"{self.folder} holds no finished features (in {HEADER}); make them with `quintet features CORPUS`"
         self.manifest = read_header(self.folder / HEADER, FORMAT, VERSION, missing)
         self.ids: list[str] = read_json(self.folder / "ids.json")
-        self._place = _array(self.folder / "rows.npy")  # (n, 2)
-        if len(self.ids) != len(self._place):
+        self._position = _array(self.folder / "rows.npy")  # (n, 2)
+        if len(self.ids) != len(self._position):
             raise CorpusError(
-                f"{self.folder}: {len(self.ids)} ids for {len(self._place)} rows; the folder is damaged, make it again"
+                f"{self.folder}: {len(self.ids)} ids for {len(self._position)} rows; make the features again"
             )
         self._row_of = {id_: row for row, id_ in enumerate(self.ids)}
         if len(self._row_of) != len(self.ids):
@@ -64,7 +64,7 @@ class FeatureStore:
 
     def _check_parts(self) -> None:
         limits = np.array([len(part.features) for part in self._parts])
-        numbers, rows = self._place.T
+        numbers, rows = self._position.T
         known = (numbers >= 0) & (numbers < len(limits))
         if not known.all() or not ((rows >= 0) & (rows < limits[numbers])).all():
             raise CorpusError(f"{self.folder}: rows.npy names rows that the arrays do not have; was an array replaced?")
@@ -77,7 +77,7 @@ class FeatureStore:
                 )
 
     def __reduce__(self) -> tuple[type[FeatureStore], tuple[Path]]:
-        return FeatureStore, (self.folder,)  # to another process goes the folder's name, not the arrays
+        return FeatureStore, (self.folder,)  # pickled as the folder's path, without the arrays
 
     @property
     def dim(self) -> int:
@@ -101,10 +101,10 @@ class FeatureStore:
 
     def require(self, ids: Sequence[str]) -> None:
         """Raise with a count and an example unless every id has features."""
-        lacking = [id_ for id_ in ids if id_ not in self._row_of]
-        if lacking:
+        missing = [id_ for id_ in ids if id_ not in self._row_of]
+        if missing:
             raise CorpusError(
-                f"{self.folder}: no features for {len(lacking)} of {len(ids)} images, first {lacking[0]!r}; "
+                f"{self.folder}: no features for {len(missing)} of {len(ids)} images, first {missing[0]!r}; "
                 "repair the images named in its skipped.json and run `quintet features --overwrite`, "
                 "or drop them from the split"
             )
@@ -112,7 +112,7 @@ class FeatureStore:
     def batch(self, ids: Sequence[str]) -> ImageBatch:
         """The features of some images as float32, padded fragments masked."""
         try:
-            places = self._place[[self._row_of[id_] for id_ in ids]]  # (n, 2)
+            positions = self._position[[self._row_of[id_] for id_ in ids]]  # (n, 2)
         except KeyError:
             self.require(ids)
             raise
@@ -121,8 +121,8 @@ class FeatureStore:
         lengths = np.zeros(len(ids), dtype=np.int64)
         boxed = all(part.boxes is not None for part in self._parts)
         for number, part in enumerate(self._parts):
-            chosen = np.flatnonzero(places[:, 0] == number)
-            rows = places[chosen, 1]
+            chosen = np.flatnonzero(positions[:, 0] == number)
+            rows = positions[chosen, 1]
             # Row by row: a fancy index would make a copy that is copied once more.
             for target, row in zip(chosen, rows, strict=True):
                 length = part.length(row)
@@ -181,8 +181,8 @@ class _OpenPart:
                 array._mmap.madvise(mmap.MADV_DONTNEED)  # type: ignore[attr-defined]  # no public way to the mapping
 
 
-def _within(lengths: np.ndarray, most: int) -> bool:
-    return bool(((lengths >= 1) & (lengths <= most)).all())
+def _within(lengths: np.ndarray, limit: int) -> bool:
+    return bool(((lengths >= 1) & (lengths <= limit)).all())
 
 
 def _array(path: Path) -> np.ndarray:
@@ -249,7 +249,7 @@ class WordFeatures:
             raise CorpusError(f"{self.folder}: its arrays do not fit together; remove it, and it is made again")
 
     def __reduce__(self) -> tuple[type[WordFeatures], tuple[Path]]:
-        return WordFeatures, (self.folder,)  # to another process goes the folder's name, not the array
+        return WordFeatures, (self.folder,)  # pickled as the folder's path, without the array
 
     def __len__(self) -> int:
         return len(self._starts) - 1

@@ -1,4 +1,4 @@
-"""From rows of a split to batches: where images and texts come from."""
+"""From rows of a split to batches: sources of images and texts, pairs with their offline negatives, decoding ahead."""
 
 from __future__ import annotations
 
@@ -22,34 +22,6 @@ from quintet.data.negatives import OfflineRows
 from quintet.data.tokenizers import Tokenizer
 
 BATCHES_AHEAD = 3  # ready and waiting
-
-Item = TypeVar("Item")
-Done = TypeVar("Done")
-
-
-def batches_ahead(
-    items: Iterable[Item], work: Callable[[Item], Done], batch_size: int, workers: int
-) -> Iterator[tuple[list[Item], list[Done]]]:
-    """Batches of items with what `work` made of each in threads, a few batches ahead.
-
-    >>> [done for _, done in batches_ahead([1, 2, 3], lambda n: n * n, batch_size=2, workers=2)]
-    [[1, 4], [9]]
-    """
-    rest = iter(items)
-    waiting: deque[tuple[list[Item], list[Future[Done]]]] = deque()
-    pool = ThreadPoolExecutor(max(1, workers), thread_name_prefix="ahead")
-    try:
-        while True:
-            while len(waiting) < BATCHES_AHEAD and (chosen := list(islice(rest, batch_size))):
-                waiting.append((chosen, [pool.submit(work, item) for item in chosen]))
-            if not waiting:
-                return
-            chosen, futures = waiting.popleft()
-            yield chosen, [future.result() for future in futures]
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
 CACHE_BYTES = 2**30  # decoded images kept in memory, as far as they fit
 POSITION_NOISE, POOL = 1, 2  # streams of random numbers beside the one that changes images
 WORDS = 1  # within them, the one that changes texts
@@ -57,7 +29,7 @@ WORDS = 1  # within them, the one that changes texts
 
 class ImageSource(Protocol):
     def batch(self, images: Sequence[Image], seeds: Sequence[Sequence[int]] | None = None) -> ImageBatch:
-        """Images as a matcher wants them; `seeds`, one per image, ask for random augmentation."""
+        """The matcher's input; `seeds`, one per image, ask for random augmentation."""
         ...
 
 
@@ -124,10 +96,10 @@ class TokenizedTexts:
     ) -> None:
         self.features = features  # of the same texts, by a frozen text encoder
         self.change = change  # of the texts' ids, in training
-        self.multiple = 1  # of which the length of a batch is one, or that of the longest text: fewer shapes
+        self.multiple = 1  # the length of a batch is a multiple of this, at most that of the longest text: fewer shapes
         self.pad = tokenizer.pad
         self._ids = [np.asarray(tokenizer.ids(text.text), dtype=np.int32) for text in texts]
-        self._longest = max(map(len, self._ids), default=0)
+        self._max_length = max(map(len, self._ids), default=0)
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -138,13 +110,13 @@ class TokenizedTexts:
     def batch(self, rows: Iterable[int], seeds: Sequence[Sequence[int]] | None = None) -> TextBatch:
         """These texts; `seeds`, one for each, ask for random changes."""
         rows = list(rows)
-        sentences = [self._ids[row] for row in rows]
+        ids = [self._ids[row] for row in rows]
         if seeds and self.change is not None:
-            sentences = self.change(sentences, seeds)
-        batch = TextBatch.from_ids(sentences, self.pad)
+            ids = self.change(ids, seeds)
+        batch = TextBatch.from_ids(ids, self.pad)
         if self.multiple > 1:
             rounded = -(-batch.tokens.shape[1] // self.multiple) * self.multiple
-            batch = batch.padded_to(min(rounded, self._longest), self.pad)
+            batch = batch.padded_to(min(rounded, self._max_length), self.pad)
         if self.features is None:
             return batch
         return replace(batch, features=self.features.batch(rows, batch.tokens.shape[1]))
@@ -157,14 +129,14 @@ class _PairData(Dataset):
         self,
         split: Split,
         images: ImageSource,
-        sentences: TokenizedTexts,
+        texts: TokenizedTexts,
         pairs: Sequence[np.ndarray],
         seed: tuple[int, ...] | None,
         offline: Callable[[int], OfflineRows] | None,
         position_noise: bool,
         pool: Callable[[int], np.ndarray] | None,
     ) -> None:
-        self.split, self.images, self.texts = split, images, sentences
+        self.split, self.images, self.texts = split, images, texts
         self.pairs, self.seed, self.offline, self.position_noise, self.pool = pairs, seed, offline, position_noise, pool
 
     def __len__(self) -> int:
@@ -219,7 +191,7 @@ class _PairData(Dataset):
 def load_pairs(
     split: Split,
     images: ImageSource,
-    sentences: TokenizedTexts,
+    texts: TokenizedTexts,
     pairs: Sequence[np.ndarray],
     *,
     seed: tuple[int, ...] | None = None,
@@ -233,7 +205,7 @@ def load_pairs(
     `seed` turns augmentation on. With `position_noise` each text also has a random number. `offline` gives the offline
     negatives of batch number 0, 1, ..., `pool` the rows of further texts.
     """
-    data = _PairData(split, images, sentences, pairs, seed, offline, position_noise, pool)
+    data = _PairData(split, images, texts, pairs, seed, offline, position_noise, pool)
     # Its own generator: the loader draws a seed when it starts, which would shift dropout after a resumed epoch.
     yield from DataLoader(
         data,
@@ -250,8 +222,35 @@ def image_batches(images: ImageSource, rows: Sequence[Image], batch_size: int) -
         yield images.batch(rows[start : start + batch_size])
 
 
-def text_batches(sentences: TokenizedTexts, batch_size: int, part: slice = slice(None)) -> Iterator[TextBatch]:
+def text_batches(texts: TokenizedTexts, batch_size: int, part: slice = slice(None)) -> Iterator[TextBatch]:
     """All texts, or a part of them, in order."""
-    rows = range(len(sentences))[part]
+    rows = range(len(texts))[part]
     for start in range(0, len(rows), batch_size):
-        yield sentences.batch(rows[start : start + batch_size])
+        yield texts.batch(rows[start : start + batch_size])
+
+
+Item = TypeVar("Item")
+Done = TypeVar("Done")
+
+
+def batches_ahead(
+    items: Iterable[Item], work: Callable[[Item], Done], batch_size: int, workers: int
+) -> Iterator[tuple[list[Item], list[Done]]]:
+    """Batches of items with what `work` made of each in threads, a few batches ahead.
+
+    >>> [done for _, done in batches_ahead([1, 2, 3], lambda n: n * n, batch_size=2, workers=2)]
+    [[1, 4], [9]]
+    """
+    rest = iter(items)
+    waiting: deque[tuple[list[Item], list[Future[Done]]]] = deque()
+    pool = ThreadPoolExecutor(max(1, workers), thread_name_prefix="ahead")
+    try:
+        while True:
+            while len(waiting) < BATCHES_AHEAD and (chosen := list(islice(rest, batch_size))):
+                waiting.append((chosen, [pool.submit(work, item) for item in chosen]))
+            if not waiting:
+                return
+            chosen, futures = waiting.popleft()
+            yield chosen, [future.result() for future in futures]
+    finally:
+        pool.shutdown(cancel_futures=True)

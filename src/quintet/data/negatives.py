@@ -1,4 +1,4 @@
-"""`NegativeLists`: for every anchor of a split its hardest negatives, best first, as rows of the same split.
+"""`NegativeLists`: for every anchor of a split its hardest negatives, best first; `draw_offline` draws from them.
 
 On disk, a folder:
 
@@ -28,6 +28,8 @@ from quintet.files import atomic_write, begin_folder, check_folder, header_forma
 FORMAT, VERSION, HEADER = "quintet-negatives", 1, "manifest.json"
 _ARRAYS = {"texts": np.int32, "text_scores": np.float32, "images": np.int32, "image_scores": np.float32}
 _FILES = [f"{name}.npy" for name in _ARRAYS]
+Distribution = Literal["uniform", "normal"]
+REDRAWS = 10  # quick ones; pairs that still correspond are then drawn from the allowed combinations
 
 
 @dataclass(frozen=True)
@@ -128,10 +130,6 @@ class NegativeLists:
             )
 
 
-Distribution = Literal["uniform", "normal"]
-REDRAWS = 10  # quick ones; what still corresponds after them is drawn from the allowed combinations alone
-
-
 @dataclass(frozen=True)
 class OfflineRows:
     """The offline negatives of n pairs as rows of the split."""
@@ -140,7 +138,7 @@ class OfflineRows:
     off_image: np.ndarray  # (n,) a hard negative of the text
     derived_image: np.ndarray  # (n,) an image that belongs to `off_text`
     derived_text: np.ndarray  # (n,) a text that belongs to `off_image`
-    text_rank: np.ndarray  # (n,) 0-based place of `off_text` in its list
+    text_rank: np.ndarray  # (n,) 0-based rank of `off_text` in its list
     image_rank: np.ndarray  # (n,)
     corresponding: (
         np.ndarray
@@ -150,7 +148,7 @@ class OfflineRows:
         return len(self.off_text)
 
     def take(self, rows: slice) -> OfflineRows:
-        """Some of the pairs. Processes draw for the whole batch and keep their share, so their number is no matter."""
+        """Some of the pairs: every process draws for the whole batch and keeps its share."""
         return replace(self, **{field.name: getattr(self, field.name)[rows] for field in fields(self)})
 
 
@@ -171,13 +169,13 @@ def draw_offline(
 
     Each comes from the first `top_texts` (`top_images`) of the anchor's list, or from all of it where it is shorter.
 
-    - `distribution="uniform"`: every place is as likely (the paper). "normal": a normal distribution over the places,
+    - `distribution="uniform"`: every rank is equally likely (the paper). "normal": a normal distribution over ranks,
       cut off at both ends, so that the very top, where false negatives sit, is drawn less often (the supplement, which
       gives no numbers). `mean` and `std` are fractions of the list: by default the middle, and the two ends at two
-      standard deviations, where the first place comes up about a quarter as often as under "uniform".
+      standard deviations, where the first rank is drawn about a quarter as often as under "uniform".
     - The two draws are independent, and repeated while the drawn image and text belong together (the paper). Only
       where no two candidates of the two lists differ in group is such a pair kept, and marked `corresponding`.
-    - `coupled=True` is the released code: one draw for both, text place n and image place n x h_i // h_t (n // 5 with
+    - `coupled=True` is the released code: one draw for both, text rank n and image rank n x h_i // h_t (n // 5 with
       300 and 60), never repeated. Draws that belong together are marked `corresponding` too.
 
     The derived image is the image that `off_text` was written for, or any of its group; the derived text is any text
@@ -187,7 +185,7 @@ def draw_offline(
         raise ValueError(f"mean must lie in 0..1 and std above 0, both as fractions of the list, got {mean} and {std}")
     texts = _candidates(lists.texts, pairs[:, 0], top_texts, split, "image")
     images = _candidates(lists.images, pairs[:, 1], top_images, split, "text")
-    draw = _Draw(split, texts, images, _Places(distribution, mean, std), rng)
+    draw = _Draw(split, texts, images, _RankDistribution(distribution, mean, std), rng)
     text_rank, image_rank = draw.coupled() if coupled else draw.independent()
     off_text, off_image = texts.at(text_rank), images.at(image_rank)
     return OfflineRows(
@@ -211,8 +209,8 @@ class _Candidates:
 
 
 @dataclass(frozen=True)
-class _Places:
-    """A distribution over the places 0..count-1 of a list, for many lists at once."""
+class _RankDistribution:
+    """A distribution over the ranks 0..count-1 of a list, for many lists at once."""
 
     distribution: Distribution
     mean: float
@@ -227,7 +225,7 @@ class _Places:
         return np.minimum((u * counts).astype(np.int64), counts - 1)
 
     def weights(self, count: int) -> np.ndarray:
-        """(count,) how likely each place is, up to a factor."""
+        """(count,) the probability of each rank, up to a factor."""
         if self.distribution == "uniform":
             return np.ones(count)
         return np.diff(self._area(np.arange(count + 1) / count))
@@ -241,22 +239,22 @@ class _Draw:
     split: Split
     texts: _Candidates
     images: _Candidates
-    places: _Places
+    ranks: _RankDistribution
     rng: np.random.Generator
 
     def coupled(self) -> tuple[np.ndarray, np.ndarray]:
-        text_rank = self.places.draw(self.texts.counts, self.rng)
+        text_rank = self.ranks.draw(self.texts.counts, self.rng)
         return text_rank, text_rank * self.images.counts // self.texts.counts
 
     def independent(self) -> tuple[np.ndarray, np.ndarray]:
-        text_rank = self.places.draw(self.texts.counts, self.rng)
-        image_rank = self.places.draw(self.images.counts, self.rng)
+        text_rank = self.ranks.draw(self.texts.counts, self.rng)
+        image_rank = self.ranks.draw(self.images.counts, self.rng)
         for _ in range(REDRAWS):
             again = self._corresponding(text_rank, image_rank)
             if not len(again):
                 return text_rank, image_rank
-            text_rank[again] = self.places.draw(self.texts.counts[again], self.rng)
-            image_rank[again] = self.places.draw(self.images.counts[again], self.rng)
+            text_rank[again] = self.ranks.draw(self.texts.counts[again], self.rng)
+            image_rank[again] = self.ranks.draw(self.images.counts[again], self.rng)
         for row in self._corresponding(text_rank, image_rank):
             text_rank[row], image_rank[row] = self._from_allowed(row, text_rank[row], image_rank[row])
         return text_rank, image_rank
@@ -270,7 +268,7 @@ class _Draw:
         """Draw among the combinations that differ in group: what redrawing without end would give. None: keep."""
         text_groups = self.split.text_groups[self.texts.rows[row, : self.texts.counts[row]]]  # (h_t,)
         image_groups = self.split.image_groups[self.images.rows[row, : self.images.counts[row]]]  # (h_i,)
-        weights = np.outer(self.places.weights(len(text_groups)), self.places.weights(len(image_groups)))
+        weights = np.outer(self.ranks.weights(len(text_groups)), self.ranks.weights(len(image_groups)))
         weights = weights * (text_groups[:, None] != image_groups[None, :])  # (h_t, h_i)
         if not weights.any():
             return text_rank, image_rank

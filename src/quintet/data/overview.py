@@ -1,4 +1,4 @@
-"""What is in a corpus: counts, lengths, duplicates and whether the images can be read."""
+"""What is in a corpus: `describe` counts and checks, `contact_sheet` draws images with their captions."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def contact_sheet(corpus: Corpus, path: Path | str, count: int = 24, split: str 
     count = min(count, len(images))
     if count < 1:
         raise CorpusError(f"corpus {corpus.name!r}: no images to draw")
-    chosen = [images[place * len(images) // count] for place in range(count)]
+    chosen = [images[index * len(images) // count] for index in range(count)]
     columns = min(COLUMNS, count)
     width, height = SIDE + GAP, SIDE + GAP + LINE * LINES + 4
     sheet = PILImage.new("RGB", (columns * width + GAP, -(-count // columns) * height + GAP), "white")
     draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(size=11)
-    for place, image in enumerate(chosen):
-        left, top = GAP + place % columns * width, GAP + place // columns * height
+    for index, image in enumerate(chosen):
+        left, top = GAP + index % columns * width, GAP + index // columns * height
         try:
             small = thumbnail(corpus.image_path(image), SIDE, name=image.id)
             sheet.paste(small, (left + (SIDE - small.width) // 2, top + (SIDE - small.height) // 2))
@@ -80,8 +80,6 @@ def _wrap(draw: ImageDraw.ImageDraw, text: str, width: int, lines: int, font: Fo
 def _pieces(word: str, size: int = 20) -> list[str]:
     return [word[start : start + size] for start in range(0, len(word), size)]
 
-
-__all__ = ["contact_sheet", "describe"]
 
 QUANTILES = {"min": 0.0, "5%": 0.05, "median": 0.5, "95%": 0.95, "max": 1.0}
 EXAMPLES = 5
@@ -121,13 +119,13 @@ def describe(
 def _describe_split(split: Split) -> dict[str, Any]:
     words = [split_words(text.text) for text in split.texts]
     per_image = Counter(len(texts) for texts in split.texts_of_image)
-    vocabulary = {word for sentence in words for word in sentence}
+    vocabulary = {word for text in words for word in text}
     return {
         "groups": len(split.groups),
         "images": len(split.images),
         "texts": len(split.texts),
         "images_by_number_of_texts": {str(number): per_image[number] for number in sorted(per_image)},
-        "words_in_a_text": _quantiles([len(sentence) for sentence in words]),
+        "words_in_a_text": _quantiles([len(text) for text in words]),
         "vocabulary": len(vocabulary),
     }
 
@@ -140,12 +138,12 @@ def _quantiles(lengths: list[int]) -> dict[str, int]:
 
 
 def _shared_groups(splits: dict[str, list[str]]) -> dict[str, int]:
-    """How many groups two splits have in common: `test` inside `testall` is meant so, `train` with `test` never is."""
+    """How many groups two splits have in common: `test` may be inside `testall`; `train` must not share with `test`."""
     names = list(splits)
     shared = {
         f"{one} & {other}": len(set(splits[one]) & set(splits[other]))
-        for place, one in enumerate(names)
-        for other in names[place + 1 :]
+        for index, one in enumerate(names)
+        for other in names[index + 1 :]
     }
     return {pair: count for pair, count in shared.items() if count}
 
@@ -172,10 +170,10 @@ def _features(corpus: Corpus) -> dict[str, Any]:
         except CorpusError as error:
             facts[manifest.parent.name] = {"error": str(error)}
             continue
-        lacking = sum(image.id not in store for image in corpus.images)
+        missing = sum(image.id not in store for image in corpus.images)
         facts[manifest.parent.name] = {
             "images": len(store),
-            "images_without": lacking,
+            "images_without": missing,
             "fragments": store.fragments,
             "dim": store.dim,
         }

@@ -1,4 +1,4 @@
-"""Features that stay in the memory of the device they are used on: a batch is one gather, nothing is copied to it."""
+"""Features or decoded images kept in the memory of the device (`data.keep`): a batch is one gather, without a copy."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ class ResidentFeatures:
         )
 
 
-def fits_on(device: torch.device, store: FeatureStore, pictures: int) -> bool:
+def fits_on(device: torch.device, store: FeatureStore, images: int) -> bool:
     """Whether so many images' features take a small part of an accelerator's free memory."""
     if device.type != "cuda":
         return False
-    needed = pictures * store.fragments * store.dim * store.dtype.itemsize
+    needed = images * store.fragments * store.dim * store.dtype.itemsize
     free, _ = torch.cuda.mem_get_info(device)
     return needed <= SHARE * free
 
@@ -74,7 +74,7 @@ SIDE, LONG = 256, 1.5  # the usual short side, and the long one over it, for the
 class PreparesBytes(Prepares, Protocol):
     """A tower's `quintet.backbones.Preprocess`, which can stop at bytes and go on from them."""
 
-    def view(self, picture: PILImage) -> PILImage: ...
+    def view(self, image: PILImage) -> PILImage: ...
     def normalise_bytes(self, pixels: Tensor) -> Tensor: ...
 
 
@@ -90,7 +90,7 @@ class ImageMemory:
         return KeptViews(self, preprocess, preprocess.view, ("plain", preprocess))
 
     def random(self, preprocess: PreparesBytes, crop: Crop, flip: float) -> KeptViews:
-        """Random views: a place of the tower's size in an image that is somewhat larger, sometimes mirrored."""
+        """Random views: a crop of the tower's size from an image that is somewhat larger, sometimes mirrored."""
         side = preprocess.short_side or round(max(preprocess.size) * 8 / 7)
         shrinks: dict[str, tuple[Shrink, tuple[object, ...]]] = {
             "none": (_squeeze(preprocess.size, preprocess.resample), ("squeezed", preprocess.size)),
@@ -135,47 +135,47 @@ class KeptViews:
     def batch(self, images: Sequence[Image], seeds: Sequence[Sequence[int]] | None = None) -> ImageBatch:
         if seeds is None and self.key[0] != "plain":
             return self.memory.plain(self.preprocess).batch(images)
-        pictures = self.memory.take(images, self.shrink, self.key)
+        views = self.memory.take(images, self.shrink, self.key)
         if seeds is not None:
-            pictures = [self._cut(picture, seed) for picture, seed in zip(pictures, seeds, strict=True)]
-        return ImageBatch(pixels=self.preprocess.normalise_bytes(torch.stack(pictures)))  # (n, 3, height, width)
+            views = [self._cut(view, seed) for view, seed in zip(views, seeds, strict=True)]
+        return ImageBatch(pixels=self.preprocess.normalise_bytes(torch.stack(views)))  # (n, 3, height, width)
 
-    def _cut(self, picture: Tensor, seed: Sequence[int]) -> Tensor:
+    def _cut(self, image: Tensor, seed: Sequence[int]) -> Tensor:
         rng = np.random.default_rng(seed)
         height, width = self.preprocess.size
         top, left = (
-            int(rng.integers(whole - part + 1)) for whole, part in zip(picture.shape[1:], (height, width), strict=True)
+            int(rng.integers(whole - part + 1)) for whole, part in zip(image.shape[1:], (height, width), strict=True)
         )
-        view = picture[:, top : top + height, left : left + width]
+        view = image[:, top : top + height, left : left + width]
         return view.flip(2) if rng.random() < self.flip else view
 
 
-def check_fits(device: torch.device, pictures: int) -> None:
+def check_fits(device: torch.device, images: int) -> None:
     """Refuse to fill a GPU with images that leave too little room for training."""
     if device.type != "cuda":
         return
-    needed, free = pictures * 3 * SIDE**2 * LONG, torch.cuda.mem_get_info(device)[0]
+    needed, free = images * 3 * SIDE**2 * LONG, torch.cuda.mem_get_info(device)[0]
     if needed > SHARE * free:
         raise RecipeError(
-            f"data.keep: device would fill {needed / 2**30:.1f} of {free / 2**30:.1f} GiB with {pictures} images; "
+            f"data.keep: device would fill {needed / 2**30:.1f} of {free / 2**30:.1f} GiB with {images} images; "
             "use data.keep: disk with data.workers"
         )
 
 
 def _short_side(side: int, resample: str) -> Shrink:
-    def shrink(picture: PILImage) -> PILImage:
-        zoom = side / min(picture.size)
-        wide, high = (max(side, round(length * zoom)) for length in picture.size)
-        return _resized(picture, (wide, high), resample)
+    def shrink(image: PILImage) -> PILImage:
+        zoom = side / min(image.size)
+        wide, high = (max(side, round(length * zoom)) for length in image.size)
+        return _resized(image, (wide, high), resample)
 
     return shrink
 
 
 def _squeeze(size: tuple[int, int], resample: str) -> Shrink:
-    return lambda picture: _resized(picture, (size[1], size[0]), resample)
+    return lambda image: _resized(image, (size[1], size[0]), resample)
 
 
-def _resized(picture: PILImage, size: tuple[int, int], resample: str) -> PILImage:
+def _resized(image: PILImage, size: tuple[int, int], resample: str) -> PILImage:
     from PIL.Image import Resampling
 
-    return picture.resize(size, Resampling[resample.upper()])
+    return image.resize(size, Resampling[resample.upper()])

@@ -22,7 +22,7 @@ class Tokenizer(Protocol):
         ...
 
     def ids(self, text: str) -> list[int]:
-        """Token ids of a text, marks for start and end included; at least one."""
+        """Token ids of a text, start and end tokens included; at least one."""
         ...
 
     def tokens(self, text: str) -> list[str]:

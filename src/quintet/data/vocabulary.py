@@ -1,4 +1,4 @@
-"""`WordVocabulary`: the words of the training texts as ids."""
+"""`WordVocabulary`: the words of the training texts as ids, and `split_words`, the rules for what a word is."""
 
 from __future__ import annotations
 
@@ -71,22 +71,22 @@ _DASHES = frozenset("\u2013\u2014")
 _INSIDE_WORDS = frozenset("\u00b7\u05f3\u05f4")  # middle dot (Catalan), geresh and gershayim (Hebrew)
 
 
-def split_words(sentence: str, lower: bool = True) -> list[str]:
-    """The words and marks of a text, lower-cased unless that is turned off.
+def split_words(text: str, lower: bool = True) -> list[str]:
+    """The words and punctuation marks of a text, lower-cased unless that is turned off.
 
     >>> split_words("A man's T-shirt doesn't fit, so he (40) smiles.")
     ['a', 'man', "'s", 't-shirt', 'does', "n't", 'fit', ',', 'so', 'he', '(', '40', ')', 'smiles', '.']
     """
-    text = unicodedata.normalize("NFC", (sentence.lower() if lower else sentence).translate(_SAME))
+    text = unicodedata.normalize("NFC", (text.lower() if lower else text).translate(_SAME))
     if not text.isascii():
         text = "".join(f" {char} " if _stands_alone(char) else char for char in text)
     chunks = text.split()
     words: list[str] = []
-    for place, chunk in enumerate(chunks, 1):
+    for position, chunk in enumerate(chunks, 1):
         if chunk.isalpha():
             words.extend(_JOINED.get(chunk, (chunk,)))
         else:
-            words.extend(_split_chunk(chunk, last=place == len(chunks)))
+            words.extend(_split_chunk(chunk, last=position == len(chunks)))
     return words
 
 
@@ -99,13 +99,13 @@ def _stands_alone(char: str) -> bool:
 def _split_chunk(chunk: str, last: bool) -> Iterator[str]:
     pieces = _PIECE.findall(chunk)
     before = ""
-    for place, (alone, word) in enumerate(pieces, 1):
+    for position, (alone, word) in enumerate(pieces, 1):
         if alone:
             quote = "``" if not before or before in _OPENING else "''"
             before = quote if alone == '"' else alone
             yield before
         else:
-            ends_text = last and all((later or other) in _CLOSING for later, other in pieces[place:])
+            ends_text = last and all((later or other) in _CLOSING for later, other in pieces[position:])
             yield from _split_word(word, ends_text)
             before = word
 
@@ -132,7 +132,7 @@ def _split_word(word: str, ends_text: bool) -> Iterator[str]:
 
 
 PAD, START, END, UNKNOWN = range(4)
-MARKS = ("<pad>", "<start>", "<end>", "<unk>")
+SPECIAL_TOKENS = ("<pad>", "<start>", "<end>", "<unk>")
 MASK = "<mask>"
 SCAN_KEYS = ("word2idx", "idx2word", "idx")
 
@@ -153,9 +153,9 @@ class Coverage:
 
 @dataclass(frozen=True)
 class TokenKinds:
-    """What the ids of a tokenizer are, for those who change texts."""
+    """What the ids of a tokenizer are, for code that changes texts."""
 
-    mark: np.ndarray  # (ids,) bool: no part of a word, as padding, start and end
+    special: np.ndarray  # (ids,) bool: no part of a word, such as padding, start and end
     continues: np.ndarray  # (ids,) bool: a piece that goes on with the word before it
     mask: int  # stands for a word that is hidden
 
@@ -163,9 +163,9 @@ class TokenKinds:
 class WordVocabulary:
     """Ids of words: `<pad>` 0, `<start>` 1, `<end>` 2, `<unk>` 3, then the words.
 
-    A text becomes `<start>` words `<end>`, or the bare words with `marks=False`. `longest` cuts it to so many ids,
-    the two marks included; None cuts nothing. Words outside the vocabulary are `<unk>`, or with `drop_unknown` left out
-    (before the cut). Words are lower-cased; `case=True` keeps their capitals.
+    A text becomes `<start>` words `<end>`, or only its words with `special_tokens=False`. `max_length` is in ids, the
+    two special tokens included; None cuts nothing. Words outside the vocabulary are `<unk>`, or with
+    `drop_unknown` left out (before the cut). Words are lower-cased; `case=True` keeps their capitals.
 
     >>> vocabulary = WordVocabulary.build(["A dog runs.", "A dog!"], min_count=2)
     >>> vocabulary.words
@@ -180,21 +180,21 @@ class WordVocabulary:
     def __init__(
         self,
         words: Sequence[str],
-        marks: bool = True,
-        longest: int | None = None,
+        special_tokens: bool = True,
+        max_length: int | None = None,
         drop_unknown: bool = False,
         case: bool = False,
     ) -> None:
-        if longest is not None and longest < 3:
-            raise ValueError(f"longest must leave room for <start>, a word and <end>, got {longest}")
+        if max_length is not None and max_length < 3:
+            raise ValueError(f"max_length must leave room for <start>, a word and <end>, got {max_length}")
         self.words = list(words)  # id -> word
-        self.marks = marks
-        self.longest = longest
+        self.special_tokens = special_tokens
+        self.max_length = max_length
         self.drop_unknown = drop_unknown
         self.case = case
         self._id_of = {word: id_ for id_, word in enumerate(self.words)}
-        if tuple(self.words[: len(MARKS)]) != MARKS:
-            raise QuintetError(f"a vocabulary starts with {' '.join(MARKS)}, this one with {self.words[: len(MARKS)]}")
+        if tuple(self.words[: len(SPECIAL_TOKENS)]) != SPECIAL_TOKENS:
+            raise QuintetError(f"a vocabulary starts with {' '.join(SPECIAL_TOKENS)}, this one with {self.words[:4]}")
         if len(self._id_of) != len(self.words):
             twice = next(word for word, count in Counter(self.words).items() if count > 1)
             raise QuintetError(f"the vocabulary holds {twice!r} more than once")
@@ -205,27 +205,29 @@ class WordVocabulary:
         texts: Iterable[str],
         min_count: int = 4,
         max_words: int | None = None,
-        marks: bool = True,
-        longest: int | None = None,
+        special_tokens: bool = True,
+        max_length: int | None = None,
         drop_unknown: bool = False,
         case: bool = False,
     ) -> WordVocabulary:
         """From the training texts, and no others: words seen `min_count` times or more, the most frequent first.
 
-        Words of equal count stand in alphabetical order, so the same texts in any order give the same ids.
-        `max_words` keeps only the most frequent ones (the four marks are not counted).
+        Words of equal count are in alphabetical order, so the same texts in any order give the same ids.
+        `max_words` keeps only the most frequent ones (the four special tokens are not counted).
         """
         if min_count < 1:
             raise ValueError(f"min_count must be at least 1, got {min_count}")
-        counts = Counter(word for sentence in texts for word in split_words(sentence, lower=not case))
+        counts = Counter(word for text in texts for word in split_words(text, lower=not case))
         ordered = sorted(counts, key=lambda word: (-counts[word], word))
-        frequent = (word for word in ordered if counts[word] >= min_count and word not in MARKS)
-        return cls([*MARKS, *islice(frequent, max_words)], marks, longest, drop_unknown, case)
+        frequent = (word for word in ordered if counts[word] >= min_count and word not in SPECIAL_TOKENS)
+        return cls([*SPECIAL_TOKENS, *islice(frequent, max_words)], special_tokens, max_length, drop_unknown, case)
 
     def only(self, known: Collection[str]) -> WordVocabulary:
-        """The same with none but some of its words, in the same order."""
-        words = [word for word in self.words[len(MARKS) :] if word in known]
-        return WordVocabulary([*MARKS, *words], self.marks, self.longest, self.drop_unknown, self.case)
+        """The same vocabulary with these of its words only, in the same order."""
+        words = [word for word in self.words[len(SPECIAL_TOKENS) :] if word in known]
+        return WordVocabulary(
+            [*SPECIAL_TOKENS, *words], self.special_tokens, self.max_length, self.drop_unknown, self.case
+        )
 
     def __len__(self) -> int:
         return len(self.words)
@@ -233,28 +235,32 @@ class WordVocabulary:
     def __contains__(self, word: str) -> bool:
         return word in self._id_of
 
-    def ids(self, sentence: str) -> list[int]:
-        """Never empty: a text without words is `<start> <end>`, or where there are no marks `<unk>`.
+    def ids(self, text: str) -> list[int]:
+        """Never empty: a text without words gives `<start> <end>`, or without special tokens `<unk>`.
 
-        Where unknown words are dropped, too, it is `<pad>`.
+        Where unknown words are dropped as well, it gives `<pad>`.
         """
-        words = [self._id_of.get(word, UNKNOWN) for word in self._kept(sentence)]
-        return [START, *words, END] if self.marks else words or [self._nothing]
+        words = [self._id_of.get(word, UNKNOWN) for word in self._kept(text)]
+        return [START, *words, END] if self.special_tokens else words or [self._nothing]
 
-    def tokens(self, sentence: str) -> list[str]:
+    def tokens(self, text: str) -> list[str]:
         """One for each id, as written in the text: unknown words are shown, not replaced."""
-        words = self._kept(sentence)
-        return [MARKS[START], *words, MARKS[END]] if self.marks else words or [MARKS[self._nothing]]
+        words = self._kept(text)
+        return (
+            [SPECIAL_TOKENS[START], *words, SPECIAL_TOKENS[END]]
+            if self.special_tokens
+            else words or [SPECIAL_TOKENS[self._nothing]]
+        )
 
     @property
     def _nothing(self) -> int:
         return PAD if self.drop_unknown else UNKNOWN
 
-    def _kept(self, sentence: str) -> list[str]:
-        words = split_words(sentence, lower=not self.case)
+    def _kept(self, text: str) -> list[str]:
+        words = split_words(text, lower=not self.case)
         if self.drop_unknown:
             words = [word for word in words if word in self._id_of]
-        return words if self.longest is None else words[: self.longest - 2 * self.marks]
+        return words if self.max_length is None else words[: self.max_length - 2 * self.special_tokens]
 
     def coverage(self, texts: Iterable[str], examples: int = 10) -> Coverage:
         """How many words of some texts are unknown.
@@ -263,8 +269,8 @@ class WordVocabulary:
         1 of 4 words unknown (25.00 %): cat
         """
         tokens, unknown = 0, Counter[str]()
-        for sentence in texts:
-            words = split_words(sentence, lower=not self.case)
+        for text in texts:
+            words = split_words(text, lower=not self.case)
             tokens += len(words)
             unknown.update(word for word in words if word not in self._id_of)
         frequent = sorted(unknown.items(), key=lambda item: (-item[1], item[0]))
@@ -273,11 +279,16 @@ class WordVocabulary:
     def kinds(self) -> TokenKinds:
         """Hidden words are `<unk>`, unless the vocabulary has a word `<mask>` (VSE-infinity's code adds one)."""
         mask = self._id_of.get(MASK, UNKNOWN)
-        mark = np.isin(np.arange(len(self)), [PAD, START, END, *([mask] if mask != UNKNOWN else [])])
-        return TokenKinds(mark, np.zeros(len(self), dtype=bool), mask)
+        special = np.isin(np.arange(len(self)), [PAD, START, END, *([mask] if mask != UNKNOWN else [])])
+        return TokenKinds(special, np.zeros(len(self), dtype=bool), mask)
 
     def state(self) -> dict[str, Any]:
-        flags = {"marks": self.marks, "longest": self.longest, "drop_unknown": self.drop_unknown, "case": self.case}
+        flags = {
+            "marks": self.special_tokens,
+            "longest": self.max_length,
+            "drop_unknown": self.drop_unknown,
+            "case": self.case,
+        }
         return {"kind": "words", **flags, "words": self.words}
 
     @classmethod
@@ -292,8 +303,8 @@ class WordVocabulary:
     def load_scan_json(
         cls,
         path: Path | str,
-        marks: bool = True,
-        longest: int | None = None,
+        special_tokens: bool = True,
+        max_length: int | None = None,
         drop_unknown: bool = False,
         case: bool = False,
     ) -> WordVocabulary:
@@ -313,6 +324,6 @@ class WordVocabulary:
             if id_of.get(word) != id_:
                 raise QuintetError(f"{path}: {word!r} is {id_} in idx2word but {id_of.get(word)} in word2idx")
         try:
-            return cls([word_of[str(id_)] for id_ in range(size)], marks, longest, drop_unknown, case)
+            return cls([word_of[str(id_)] for id_ in range(size)], special_tokens, max_length, drop_unknown, case)
         except QuintetError as error:
             raise QuintetError(f"{path}: {error}") from None

@@ -1,7 +1,7 @@
 """Pretrained word vectors: GloVe text, word2vec text and word2vec binary files, plain or gzipped.
 
 Files are read as a stream and only the wanted words are kept, so GoogleNews (3 million words, 3.6 GB) costs no more
-memory than the vocabulary. Words are compared as UTF-8 bytes: a broken word in a file matches nothing and does no harm.
+memory than the vocabulary. Words are compared as UTF-8 bytes: a broken word in a file matches nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quintet.data.vocabulary import MARKS, WordVocabulary
+from quintet.data.vocabulary import SPECIAL_TOKENS, WordVocabulary
 from quintet.errors import QuintetError
 
 BLOCK = 1 << 18  # bytes
@@ -45,14 +45,14 @@ class WordVectorReport:
 def initial_embedding(
     vocabulary: WordVocabulary, path: Path | str, dim: int, seed: int
 ) -> tuple[Tensor, WordVectorReport]:
-    """(words, dim): the file's vector for words it has, uniform(-0.1, 0.1) for others and for the four marks."""
+    """(words, dim): the file's vector for words it has, uniform(-0.1, 0.1) for others and for special tokens."""
     vectors, found = read_word_vectors(path, vocabulary.words)
     if vectors.shape[1] != dim:
         raise QuintetError(f"{path} holds vectors of dim {vectors.shape[1]}, not {dim}; set word_dim to match")
-    found[: len(MARKS)] = False
+    found[: len(SPECIAL_TOKENS)] = False
     table = np.random.default_rng(seed).uniform(-0.1, 0.1, vectors.shape).astype(np.float32)
     table[found] = vectors[found]
-    missing = [word for word, has in zip(vocabulary.words, found, strict=True) if not has][len(MARKS) :]
+    missing = [word for word, has in zip(vocabulary.words, found, strict=True) if not has][len(SPECIAL_TOKENS) :]
     return torch.from_numpy(table), WordVectorReport(int(found.sum()), len(missing), tuple(missing[:10]), dim)
 
 
@@ -65,7 +65,7 @@ def words_with_vectors(path: Path | str, vocabulary: WordVocabulary) -> set[str]
 def read_word_vectors(path: Path | str, words: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     """(words, dim) float32 vectors, zero where the file has none, and (words,) bool: which were found.
 
-    The kind of file is told from its first bytes. Of a word that occurs twice the first vector counts.
+    The first bytes decide the kind of file. The first vector of a word that occurs twice counts.
     """
     path = Path(path)
     row_of = {word.encode("utf-8", "surrogatepass"): row for row, word in enumerate(words)}
@@ -75,13 +75,13 @@ def read_word_vectors(path: Path | str, words: Sequence[str]) -> tuple[np.ndarra
         dim, entries = _entries(file, path, row_of)
         vectors = np.zeros((len(words), dim), dtype=np.float32)
         found = np.zeros(len(words), dtype=bool)
-        lacking = len(words)
+        left = len(words)
         for word, vector in entries:
             row = row_of[word]
             if not found[row]:
                 vectors[row], found[row] = vector, True
-                lacking -= 1
-            if not lacking:
+                left -= 1
+            if not left:
                 break
     unsound = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
     if len(unsound):
@@ -162,18 +162,18 @@ def _binary_entries(
     file: IO[bytes], path: Path, wanted: dict[bytes, Any], dim: int, count: int, beginning: bytes
 ) -> Entries:
     """Each entry: the word, a space, dim little-endian float32; some writers put a line break after it."""
-    buffer, place, size = beginning, 0, 4 * dim
+    buffer, position, size = beginning, 0, 4 * dim
     for entry in range(count):
-        space = buffer.find(b" ", place)
+        space = buffer.find(b" ", position)
         while space < 0 or len(buffer) < space + 1 + size:
-            if space < 0 and len(buffer) - place > LONGEST_WORD:
+            if space < 0 and len(buffer) - position > LONGEST_WORD:
                 raise QuintetError(f"{path}, word {entry + 1}: no end of the word; is this word2vec's binary format?")
             block = file.read(BLOCK)
             if not block:
                 raise QuintetError(f"{path} ends within word {entry + 1} of {count}; it is cut off")
-            buffer, place = buffer[place:] + block, 0
+            buffer, position = buffer[position:] + block, 0
             space = buffer.find(b" ")
-        word = buffer[place:space].lstrip(b"\n")
+        word = buffer[position:space].lstrip(b"\n")
         if word in wanted:
             yield word, np.frombuffer(buffer, dtype="<f4", count=dim, offset=space + 1)
-        place = space + 1 + size
+        position = space + 1 + size

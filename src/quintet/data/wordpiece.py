@@ -1,4 +1,4 @@
-"""`WordPiece`: BERT's word pieces, through the tokenizers of Hugging Face."""
+"""`WordPiece`: BERT's word pieces, by Hugging Face's tokenizers; `learn_pieces` makes a vocabulary of your own."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ CONTINUED = "##"  # before a piece that does not begin a word
 def learn_pieces(words: Mapping[str, int], size: int) -> list[str]:
     """The letters of the words in alphabetical order, then joined pieces in the order learned, `size` in all.
 
-    Again and again the most frequent pair of neighbouring pieces is joined into one, until `size` pieces are known or
-    no pair is left. Of equally frequent pairs the first in the alphabet is joined. All letters are kept, also where
-    they alone are more than `size`.
+    The most frequent pair of neighbouring pieces is joined into one, repeatedly, until there are `size` pieces or no
+    pair is left. Of equally frequent pairs the alphabetically first is joined. All letters are kept, even if there are
+    more than `size`.
 
     >>> learn_pieces({"dog": 3, "dogs": 2, "do": 1}, size=7)
     ['##g', '##o', '##s', 'd', 'do', 'dog', 'dogs']
@@ -72,53 +72,53 @@ def learn_pieces(words: Mapping[str, int], size: int) -> list[str]:
 
 def _join(parts: list[str], pair: tuple[str, str], joined: str) -> list[str]:
     out: list[str] = []
-    place = 0
-    while place < len(parts):
-        if tuple(parts[place : place + 2]) == pair:
+    position = 0
+    while position < len(parts):
+        if tuple(parts[position : position + 2]) == pair:
             out.append(joined)
-            place += 2
+            position += 2
         else:
-            out.append(parts[place])
-            place += 1
+            out.append(parts[position])
+            position += 1
     return out
 
 
-MARKS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-NEEDED = MARKS[:4]
+SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+NEEDED = SPECIAL_TOKENS[:4]
 
 
 class WordPiece:
     """A text as `[CLS]` pieces `[SEP]`.
 
-    Made by `load` (BERT's vocabulary), `train` (one of your own) or `from_state`. `longest` cuts texts to so many
-    pieces, the two marks included (BERT has 512 positions; SAEM takes 32); None cuts nothing.
+    Made by `load` (BERT's vocabulary), `train` (one of your own) or `from_state`. `max_length` is in pieces, the
+    two special tokens included (BERT has 512 positions; SAEM takes 32); None cuts nothing.
     """
 
-    def __init__(self, tokenizer: HuggingFaceTokenizer, longest: int | None = None) -> None:
-        if longest is not None and longest < 3:
-            raise ValueError(f"longest must leave room for [CLS], a piece and [SEP], got {longest}")
+    def __init__(self, tokenizer: HuggingFaceTokenizer, max_length: int | None = None) -> None:
+        if max_length is not None and max_length < 3:
+            raise ValueError(f"max_length must leave room for [CLS], a piece and [SEP], got {max_length}")
         vocabulary = tokenizer.get_vocab()
-        lacking = [mark for mark in NEEDED if mark not in vocabulary]
-        if lacking:
-            raise QuintetError(f"the WordPiece vocabulary has no {', '.join(lacking)}; is it a BERT vocabulary?")
+        missing = [token for token in NEEDED if token not in vocabulary]
+        if missing:
+            raise QuintetError(f"the WordPiece vocabulary has no {', '.join(missing)}; is it a BERT vocabulary?")
         self.pad: int = vocabulary["[PAD]"]
         self.unknown: int = vocabulary["[UNK]"]
         self.mask: int | None = vocabulary.get("[MASK]")
-        self.longest = longest
+        self.max_length = max_length
         self._size = max(vocabulary.values()) + 1
         self._tokenizer = tokenizer
         tokenizer.no_padding()
         tokenizer.no_truncation()
         if tokenizer.post_processor is None:
-            marks = {mark: vocabulary[mark] for mark in ("[CLS]", "[SEP]")}
+            ends = [(token, vocabulary[token]) for token in ("[CLS]", "[SEP]")]
             tokenizer.post_processor = _hugging_face("processors").TemplateProcessing(
-                single="[CLS] $A [SEP]", special_tokens=list(marks.items())
+                single="[CLS] $A [SEP]", special_tokens=ends
             )
-        if longest is not None:
-            tokenizer.enable_truncation(longest)
+        if max_length is not None:
+            tokenizer.enable_truncation(max_length)
 
     @classmethod
-    def load(cls, source: Path | str, longest: int | None = None) -> WordPiece:
+    def load(cls, source: Path | str, max_length: int | None = None) -> WordPiece:
         """From a `vocab.txt` (lower-casing), a `tokenizer.json`, a folder with either, or a name on the hub."""
         path = Path(source)
         if path.is_dir():
@@ -131,21 +131,21 @@ class WordPiece:
                 raise QuintetError(f"{path} does not exist")
             path = _from_hub(str(source))
         tokenizer = _from_json(read_json(path), str(path)) if path.suffix == ".json" else _from_vocabulary(path)
-        return cls(tokenizer, longest)
+        return cls(tokenizer, max_length)
 
     @classmethod
-    def train(cls, texts: Iterable[str], size: int, longest: int | None = None) -> WordPiece:
-        """Learn at most `size` lower-cased pieces (the five marks included) from texts.
+    def train(cls, texts: Iterable[str], size: int, max_length: int | None = None) -> WordPiece:
+        """Learn at most `size` lower-cased pieces (the five special tokens included) from texts.
 
-        Letters and marks are always kept, so the result can be larger than a very small `size`.
+        Letters and special tokens are always kept, so the result can be larger than a very small `size`.
         """
-        if size < len(MARKS):
-            raise ValueError(f"size must leave room for the {len(MARKS)} marks, got {size}")
+        if size < len(SPECIAL_TOKENS):
+            raise ValueError(f"size must leave room for the {len(SPECIAL_TOKENS)} special tokens, got {size}")
         normaliser = _hugging_face("normalizers").BertNormalizer(lowercase=True)
         splitter = _hugging_face("pre_tokenizers").BertPreTokenizer()
         words = Counter(word for text in texts for word, _ in splitter.pre_tokenize_str(normaliser.normalize_str(text)))
-        pieces = [*MARKS, *learn_pieces(words, size - len(MARKS))]
-        return cls(_bert_tokenizer({piece: id_ for id_, piece in enumerate(pieces)}), longest)
+        pieces = [*SPECIAL_TOKENS, *learn_pieces(words, size - len(SPECIAL_TOKENS))]
+        return cls(_bert_tokenizer({piece: id_ for id_, piece in enumerate(pieces)}), max_length)
 
     def __len__(self) -> int:
         return self._size
@@ -159,15 +159,15 @@ class WordPiece:
     def kinds(self) -> TokenKinds:
         if self.mask is None:
             raise QuintetError("this WordPiece vocabulary has no [MASK], which hidden words need; set augment.words=0")
-        mark, continues = (np.zeros(self._size, dtype=bool) for _ in range(2))
+        special, continues = (np.zeros(self._size, dtype=bool) for _ in range(2))
         for piece, id_ in self._tokenizer.get_vocab().items():
-            mark[id_] = piece in MARKS and piece != "[UNK]"
+            special[id_] = piece in SPECIAL_TOKENS and piece != "[UNK]"
             continues[id_] = piece.startswith("##")
-        return TokenKinds(mark, continues, self.mask)
+        return TokenKinds(special, continues, self.mask)
 
     def state(self) -> dict[str, Any]:
         """With the whole vocabulary inside, so that a run can be moved to another machine."""
-        return {"kind": "wordpiece", "longest": self.longest, "tokenizer": json.loads(self._tokenizer.to_str())}
+        return {"kind": "wordpiece", "longest": self.max_length, "tokenizer": json.loads(self._tokenizer.to_str())}
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> WordPiece:
@@ -204,7 +204,7 @@ def _from_json(saved: Any, where: str) -> HuggingFaceTokenizer:
     model = saved.get("model") if isinstance(saved, dict) else None
     if not isinstance(model, dict) or not isinstance(model.get("vocab"), dict):
         raise QuintetError(f"{where} does not hold a tokenizer with its vocabulary")
-    # Files from before the type was written down are told by the mark of a continued piece.
+    # Older files do not name the type; WordPiece alone has a prefix for continued pieces.
     if model.get("type", "WordPiece") != "WordPiece" or "continuing_subword_prefix" not in model:
         raise QuintetError(f"{where} holds a {model.get('type')} tokenizer, not WordPiece")
     return _hugging_face().Tokenizer.from_str(json.dumps(saved))
@@ -217,9 +217,9 @@ def _from_vocabulary(path: Path) -> HuggingFaceTokenizer:
         raise QuintetError(f"{path} is not UTF-8 text: {error}") from None
     pieces = [piece.rstrip("\r") for piece in (pieces[:-1] if pieces[-1] == "" else pieces)]
     vocabulary = {piece: id_ for id_, piece in enumerate(pieces)}  # id = line number
-    lacking = [mark for mark in NEEDED if mark not in vocabulary]
-    if lacking:
-        raise QuintetError(f"{path} has no line {', '.join(lacking)}; is it a BERT vocabulary, one piece a line?")
+    missing = [token for token in NEEDED if token not in vocabulary]
+    if missing:
+        raise QuintetError(f"{path} has no line {', '.join(missing)}; is it a BERT vocabulary, one piece a line?")
     return _bert_tokenizer(vocabulary)
 
 
@@ -229,5 +229,5 @@ def _bert_tokenizer(vocabulary: dict[str, int]) -> HuggingFaceTokenizer:
     tokenizer.normalizer = _hugging_face("normalizers").BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = _hugging_face("pre_tokenizers").BertPreTokenizer()
     tokenizer.decoder = _hugging_face("decoders").WordPiece()
-    tokenizer.add_special_tokens([mark for mark in MARKS if mark in vocabulary])
+    tokenizer.add_special_tokens([token for token in SPECIAL_TOKENS if token in vocabulary])
     return tokenizer

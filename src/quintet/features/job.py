@@ -1,4 +1,4 @@
-"""Feature files in the making, kept so that a kill at any moment costs one batch.
+"""`FeatureJob`: feature files while they are written. A kill at any moment costs one batch.
 
 While an extraction runs, everything is in `CORPUS/features/.NAME.partial/`:
 
@@ -25,9 +25,9 @@ from typing import Any, Literal
 import numpy as np
 
 from quintet.data.corpus import Image
-from quintet.data.feature_store import FeatureStore, Part, write_manifest
+from quintet.data.feature_store import FORMAT, HEADER, FeatureStore, Part, write_manifest
 from quintet.errors import CorpusError
-from quintet.files import read_json, write_json, write_synced
+from quintet.files import header_format, read_json, write_json, write_synced
 
 Dtype = Literal["float16", "float32"]
 OWN_FILES = (
@@ -87,21 +87,21 @@ class FeatureJob:
         if differing and not self.restart:
             raise CorpusError(
                 f"an unfinished extraction of {self.folder} was begun with other settings ({differing}); "
-                "use those again, give another name, or start anew with --overwrite"
+                "use those again, give another name, or start again with --overwrite"
             )
         return not differing
 
     def _read_journal(self) -> None:
         self.journal.seek(0)
-        whole = 0
+        complete = 0
         for line in self.journal.readall().splitlines(keepends=True):
             if not line.endswith(b"\n"):  # cut off by a kill: that batch is done again
                 break
             row = json.loads(line)
             self.done = row["stop"]
             self.skipped += [Skipped(**entry) for entry in row["skipped"]]
-            whole += len(line)
-        self.journal.truncate(whole)
+            complete += len(line)
+        self.journal.truncate(complete)
 
     def _start(self) -> None:
         self.journal.truncate(0)
@@ -115,10 +115,10 @@ class FeatureJob:
             )
         _make_array(self.partial / "features.npy", self.shape, self.dtype)
         _make_array(self.partial / "boxes.npy", (rows, fragments, 4), "float32")
-        write_json(self.partial / "settings.json", self.settings)  # last: without it the folder is begun anew
+        write_json(self.partial / "settings.json", self.settings)  # last: without it the extraction starts again
 
     def write(self, features: np.ndarray, boxes: np.ndarray, skipped: list[Skipped]) -> None:
-        """Plain writes, not a mapping: a full disk is then an error that can be told, not a bus error."""
+        """Append a batch. Plain writes, because a full disk gives an error here and a bus error in a memory map."""
         try:
             for file, offset, values in zip(self.files, self.offsets, (features, boxes), strict=True):
                 file.seek(offset + self.done * values[0].nbytes)
@@ -154,22 +154,28 @@ class FeatureJob:
             dim=dim,
             tower=self.settings["tower"],
         )
-        if self.folder.exists():  # --overwrite: the old features stay until the new ones are whole
+        if self.folder.exists():  # --overwrite: the previous features are kept until the new ones are complete
             _check_replaceable(self.folder)
             shutil.rmtree(self.folder)
         self.partial.rename(self.folder)
 
 
 def _check_replaceable(folder: Path) -> None:
-    """Features may give way to new ones; files that an extraction does not make may not."""
-    others = sorted(path.name for path in folder.iterdir() if path.name not in OWN_FILES) if folder.is_dir() else []
-    if others:
-        raise CorpusError(f"{folder} holds {others[0]!r}, which no extraction makes; move it, or give another name")
+    """Features may be replaced by new ones; files that no extraction wrote may not."""
+    if not folder.is_dir():
+        return
+    foreign = sorted(path.name for path in folder.iterdir() if path.name not in OWN_FILES)
+    if not foreign and header_format(folder / HEADER) != FORMAT:
+        foreign = sorted(path.name for path in folder.iterdir())
+    if foreign:
+        raise CorpusError(
+            f"{folder} holds {foreign[0]!r}, which no extraction makes there; move it, or give another name"
+        )
 
 
 def finished_features(folder: Path, settings: dict[str, Any]) -> list[Skipped]:
-    """The images that features which are there already left out; an error where they are not what is asked for."""
-    FeatureStore(folder)  # whole and readable?
+    """The images that finished features left out; an error where the features have other settings."""
+    FeatureStore(folder)  # complete and readable?
     path = folder / "settings.json"
     differing = _differences(read_json(path), settings) if path.is_file() else "made by other means"
     if differing:
@@ -180,7 +186,7 @@ def finished_features(folder: Path, settings: dict[str, Any]) -> list[Skipped]:
 
 
 def _differences(old: dict[str, Any], new: dict[str, Any]) -> str:
-    """What differs, in words; empty where nothing does. The content of the weights counts, not where the file lies."""
+    """What differs, in words; empty where nothing does. Weights are compared by checksum, never by path."""
 
     def flat(settings: dict[str, Any]) -> dict[str, Any]:
         tower = {key: value for key, value in settings["tower"].items() if key not in ("weights", "preprocess")}

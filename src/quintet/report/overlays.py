@@ -41,7 +41,7 @@ def draw_overlays(subject: Subject, image: int, text: int, photographs: bool) ->
     if tokenizer is None:
         raise QuintetError(f"run {subject.run.folder} has no tokenizer, so its tokens cannot be named")
     caption = subject.split.texts[text].text
-    is_special = tokenizer.kinds().mark[tokenizer.ids(caption)]
+    is_special = tokenizer.kinds().special[tokenizer.ids(caption)]
     words = [None if special else word for word, special in zip(tokenizer.tokens(caption), is_special, strict=True)]
     weights, boxes = found.weights.float().cpu().numpy(), found.boxes.float().cpu().numpy()
     background = _background(subject, image) if photographs else Image.new("RGB", (SIZE, SIZE), PLAIN)

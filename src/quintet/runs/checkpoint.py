@@ -36,7 +36,7 @@ def save_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, Any
         with atomic_write(path) as temporary:
             save_file(plain, temporary, metadata={"quintet": json.dumps(metadata)})
     except SafetensorError as error:
-        raise QuintetError(f"could not write {path}: {error}; what stood there before is unchanged") from error
+        raise QuintetError(f"could not write {path}: {error}; the previous file was kept") from error
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

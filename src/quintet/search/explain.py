@@ -75,11 +75,11 @@ def _regions(
         shown = matcher.attention(code.to(encoder.device), codes[member][0].to(encoder.device))
         assert shown.boxes is not None
         tokenizer = encoder.tokenizers[member]
-        marks = tokenizer.kinds().mark
+        special = tokenizer.kinds().special
         boxes, weights = shown.boxes.float().cpu().numpy(), shown.weights.float().cpu().numpy()
         return tuple(
             RegionWeights(token, boxes, row)
             for token, id_, row in zip(tokenizer.tokens(query), tokenizer.ids(query), weights, strict=True)
-            if not marks[id_]
+            if not special[id_]
         )
     return None

@@ -27,5 +27,5 @@ def check_text(text: str, tokenizers: Sequence[Tokenizer]) -> None:
 
 
 def _knows(tokenizer: Tokenizer, text: str) -> bool:
-    marks = tokenizer.kinds().mark
-    return any(id_ != tokenizer.unknown and not marks[id_] for id_ in tokenizer.ids(text))
+    special = tokenizer.kinds().special
+    return any(id_ != tokenizer.unknown and not special[id_] for id_ in tokenizer.ids(text))

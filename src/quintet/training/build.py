@@ -141,8 +141,8 @@ def build_tokenizer(recipe: TokenizerRecipe, train: Split) -> Tokenizer:
             else WordPiece.train(sentences, recipe.size, recipe.longest)
         )
     settings: dict[str, Any] = {
-        "marks": recipe.marks,
-        "longest": recipe.longest,
+        "special_tokens": recipe.marks,
+        "max_length": recipe.longest,
         "drop_unknown": recipe.unknown == "drop",
     }
     if recipe.vocabulary is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
@@ -142,8 +143,8 @@ def image_clusters(
             labels = kmeans(vectors, cluster_count(batches, len(vectors)), seed=(*seed, epoch))
             with atomic_write(path) as temporary, temporary.open("wb") as file:
                 np.save(file, labels, allow_pickle=False)
-            for old in folder.glob("clusters-*.npy"):
-                if old != path:
+            for old in folder.iterdir():
+                if old != path and re.fullmatch(r"clusters-\d+\.npy", old.name):
                     old.unlink()
         distributed.barrier()
     try:

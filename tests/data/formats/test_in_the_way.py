@@ -121,13 +121,14 @@ def test_scenes_replace_only_scenes(tmp_path: Path) -> None:
     assert (out / "pictures" / "holiday.png").read_bytes() == b"mine"
 
 
-def test_features_do_not_replace_other_files(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["holiday.png", "features.npy", "manifest.json"])
+def test_features_do_not_replace_other_files(tmp_path: Path, name: str) -> None:
     folder = tmp_path / "features" / "mine"
     folder.mkdir(parents=True)
-    (folder / "holiday.png").write_bytes(b"mine")
+    (folder / name).write_bytes(b"mine")
     with pytest.raises(CorpusError, match="no extraction makes"), FeatureJob(folder, {}, (1, 1, 1), "float32", True):
         pass
-    assert (folder / "holiday.png").read_bytes() == b"mine"
+    assert (folder / name).read_bytes() == b"mine"
 
 
 def test_a_journal_with_other_files_stays(tmp_path: Path) -> None:

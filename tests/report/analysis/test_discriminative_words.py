@@ -88,7 +88,7 @@ def test_each_text_meets_its_own_image() -> None:
 
 
 def test_nothing_is_removed_where_nothing_would_be_left() -> None:
-    tokenizer = WordVocabulary.build(["red"], min_count=1, marks=False)
+    tokenizer = WordVocabulary.build(["red"], min_count=1, special_tokens=False)
     (found,) = word_drops(Summing(), tokenizer, Codes(embedding=torch.ones(1, 1)), ["red"])  # type: ignore[arg-type]
     assert found.words == ()
     assert len(found.drops) == 0

@@ -1,4 +1,4 @@
-"""Karpathy's JSON files: {"images": [{"filename", "split", "texts": [{"raw": ...}, ...], "imgid"}, ...]}.
+"""Karpathy's JSON files: {"images": [{"filename", "split", "sentences": [{"raw": ...}, ...], "imgid"}, ...]}.
 
 COCO's rows also have "filepath" (train2014 or val2014) and "cocoid".
 """

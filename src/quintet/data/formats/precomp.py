@@ -119,8 +119,8 @@ def read(
     begin_features(folder, [f"{name}_boxes.npy" for name in names])
     found = [_open(source, name, ids, captions_per_image, size_order, folder, notes) for name in names]
     found = _join_test_sets(found, notes)
-    corpus, places = _corpus(source, found, dev_images, notes)
-    _write_features(folder, corpus.images, places, found, source)
+    corpus, positions = _corpus(source, found, dev_images, notes)
+    _write_features(folder, corpus.images, positions, found, source)
     return corpus
 
 
@@ -130,8 +130,8 @@ def _split_names(source: Path, notes: Notes) -> list[str]:
     if not captions & arrays:
         raise CorpusError(f"{source} holds no pair of S_caps.txt and S_ims.npy (S: train, dev, test, testall)")
     for name in sorted(captions ^ arrays):
-        lacking = f"{name}_ims.npy" if name in captions else f"{name}_caps.txt"
-        notes.skip("splits with a part missing", f"{name} (no {lacking})")
+        missing = f"{name}_ims.npy" if name in captions else f"{name}_caps.txt"
+        notes.skip("splits with a part missing", f"{name} (no {missing})")
     usual = ("train", "dev", "test", "testall")
     return sorted(captions & arrays, key=lambda name: (usual.index(name) if name in usual else len(usual), name))
 
@@ -202,7 +202,7 @@ def _repetition(
 
 
 def _join_test_sets(found: list[_Files], notes: Notes) -> list[_Files]:
-    """COCO's `test` is the beginning of `testall`: without ids the captions tell, and the images are the same."""
+    """COCO's `test` is the beginning of `testall`: without ids, the captions show it; they share their images."""
     by_name = {files.split: files for files in found}
     test, whole = by_name.get("test"), by_name.get("testall")
     if test is None or whole is None or test.ids[0] != "test-0":
@@ -218,7 +218,7 @@ def _corpus(
 ) -> tuple[Corpus, dict[str, tuple[int, int]]]:
     entries: dict[str, Entry] = {}
     splits: dict[str, list[str]] = {}
-    places: dict[str, tuple[int, int]] = {}
+    positions: dict[str, tuple[int, int]] = {}
     for part, files in enumerate(found):
         kept = len(files.ids)
         if files.split == "dev" and dev_images is not None and dev_images < kept:
@@ -231,7 +231,7 @@ def _corpus(
             captions = files.captions_of(image)
             if id_ not in entries:
                 entries[id_] = Entry(id_, captions, files.split)
-                places[id_] = (part, int(files.rows[image]))
+                positions[id_] = (part, int(files.rows[image]))
             elif entries[id_].captions != captions:
                 raise CorpusError(
                     f"{source}: image id {id_!r} is in {entries[id_].split!r} and in {files.split!r} with other "
@@ -240,11 +240,11 @@ def _corpus(
     corpus = assemble(source.resolve().name, entries.values(), notes)
     present = {image.id for image in corpus.images}
     shared = {split: [id_ for id_ in listed if id_ in present] for split, listed in splits.items()}
-    return Corpus(corpus.name, corpus.images, corpus.texts, shared, notes=corpus.notes), places
+    return Corpus(corpus.name, corpus.images, corpus.texts, shared, notes=corpus.notes), positions
 
 
 def _write_features(
-    folder: Path, images: list[Image], places: dict[str, tuple[int, int]], found: list[_Files], source: Path
+    folder: Path, images: list[Image], positions: dict[str, tuple[int, int]], found: list[_Files], source: Path
 ) -> None:
     from quintet.data.feature_store import write_manifest
 
@@ -252,7 +252,7 @@ def _write_features(
     if len(dims) > 1:
         raise CorpusError(f"{source}: the splits' features have different widths {sorted(dims)}")
     ids = [image.id for image in images]
-    rows = np.array([places[id_] for id_ in ids])
+    rows = np.array([positions[id_] for id_ in ids])
     fragments = max(files.shape[1] for files in found)
     tower = {"name": "precomputed", "source": str(source.absolute())}
     write_manifest(folder, ids, rows, [files.part for files in found], fragments=fragments, dim=dims.pop(), tower=tower)

@@ -1,4 +1,4 @@
-"""`scenes`: the embedded corpus, generated here, the same on every machine for the same seed."""
+"""`make_scenes`: the generated corpus of coloured shapes, the same on every machine for the same seed."""
 
 from __future__ import annotations
 
@@ -49,22 +49,22 @@ def make_scenes(
     overwrite: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Corpus:
-    """Draw and describe scenes, and save them as a corpus at `out`, which appears when all of it is written.
+    """Draw and describe scenes, and save them as a corpus at `out`, which appears when it is complete.
 
     The same seed gives the same texts and pixels. No scene (background, layout and groups) occurs twice, so
-    held-out scenes are new ones. With `overwrite` a corpus that stands at `out` gives way once the new one is complete.
+    held-out scenes are new ones. With `overwrite` a corpus at `out` is replaced once the new one is complete.
     `progress`, if given, is called with (scenes done, scenes in all).
     """
     sizes = {"test": test, "dev": dev, "train": train}
     _check(sizes, seed, size)
-    place = Path(out).resolve()
-    _check_place(place, overwrite)
-    place.parent.mkdir(parents=True, exist_ok=True)
-    beside = Path(tempfile.mkdtemp(prefix=f".{place.name}.", suffix=".partial", dir=place.parent))
+    folder = Path(out).resolve()
+    _check_folder(folder, overwrite)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    beside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".partial", dir=folder.parent))
     try:
         _write(beside / "new", sizes, seed, size, progress)
         os.sync()  # thousands of small images: one sync for all of them, before the name that vouches for them
-        _move(beside / "new", place, beside / "old")
+        _move(beside / "new", folder, beside / "old")
     except OSError as error:
         raise CorpusError(f"could not write scenes to {out}: {error.strerror or error}; nothing was kept") from error
     finally:
@@ -81,10 +81,10 @@ def _check(sizes: dict[str, int], seed: int, size: int) -> None:
     if seed < 0:
         raise CorpusError(f"scenes: seed={seed}; a seed is zero or more")
     if size < SMALLEST:
-        raise CorpusError(f"scenes: size={size}; pictures need at least {SMALLEST} pixels a side")
+        raise CorpusError(f"scenes: size={size}; images need at least {SMALLEST} pixels a side")
 
 
-def _check_place(out: Path, overwrite: bool) -> None:
+def _check_folder(out: Path, overwrite: bool) -> None:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         if header_format(out / HEADER) != FORMAT:
             raise CorpusError(f"{out} exists and is not an empty folder or a corpus; choose another")
@@ -96,15 +96,15 @@ def _check_place(out: Path, overwrite: bool) -> None:
                 raise CorpusError(f"{path} is not of generated scenes and would be lost; move it away")
 
 
-def _move(new: Path, place: Path, old: Path) -> None:
-    """Put a folder in its place; what stands there is renamed, and comes back if that fails."""
-    if place.exists():
-        place.replace(old)
+def _move(new: Path, folder: Path, old: Path) -> None:
+    """Rename `new` to `folder`. The previous folder becomes `old`, and is restored if that fails."""
+    if folder.exists():
+        folder.replace(old)
     try:
-        new.replace(place)
+        new.replace(folder)
     except OSError:
         if old.exists():
-            old.replace(place)
+            old.replace(folder)
         raise
 
 

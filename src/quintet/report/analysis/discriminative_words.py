@@ -104,7 +104,7 @@ def _variants(tokenizer: Tokenizer, kinds: TokenKinds, text: str) -> tuple[tuple
     for position, id_ in enumerate(ids):
         if kinds.continues[id_] and spans:
             spans[-1].append(position)
-        elif not kinds.mark[id_]:
+        elif not kinds.special[id_]:
             spans.append([position])
     spans = [span for span in spans if len(span) < len(ids)]  # at least one token must be left to encode
     words = tuple("".join(tokens[position].removeprefix(PIECE) for position in span) for span in spans)

@@ -36,7 +36,7 @@ def convert(
     tokenizer = None if vocab is None else read_vocabulary(vocab)
     added = KINDS[resolve(kind, original)].added_words
     if isinstance(tokenizer, WordVocabulary) and len(tokenizer) + len(added) == made.arguments["vocabulary_size"]:
-        tokenizer = WordVocabulary([*tokenizer.words, *added], tokenizer.marks)
+        tokenizer = WordVocabulary([*tokenizer.words, *added], tokenizer.special_tokens)
     if tokenizer is not None and len(tokenizer) != made.arguments["vocabulary_size"]:
         raise ConversionError(
             f"{vocab} has {len(tokenizer)} words, but {checkpoint} was trained with "
