@@ -19,11 +19,11 @@ import torch
 from quintet.evaluation.result import provenance
 from quintet.files import read_jsonl, write_json
 from quintet.runs.devices import pick_device
+from quintet.studies.measurements import past_warmup
 from quintet.training import stages
 from quintet.training.logs import Silent
 from quintet.training.recipe import load_recipe
 from quintet.training.recipe_models import Recipe
-from quintet.training.studies.aoq_timing import past_warmup
 
 RECIPES = (
     "aoq-vse-flickr8k",

@@ -40,8 +40,8 @@ from quintet.files import read_json, read_jsonl
 from quintet.losses import OBJECTIVES
 from quintet.models import MODELS
 from quintet.registry import Registry
+from quintet.studies.variants import differences
 from quintet.training.recipe_models import Recipe
-from quintet.training.studies.study import differences
 
 RESULTS = Path(__file__).parent / "results"
 HEARTBEAT = 30.0  # seconds between two lines about what is running

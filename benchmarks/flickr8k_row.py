@@ -30,13 +30,13 @@ from quintet.report.analysis.distributions import split_similarities
 from quintet.runs.devices import pick_device
 from quintet.runs.run import Run, open_run
 from quintet.runs.run_folder import read_head
+from quintet.studies.expand import build_study
+from quintet.studies.measurements import training_seconds
 from quintet.training import stages
 from quintet.training.build import open_data
 from quintet.training.logs import Silent
 from quintet.training.recipe import load_recipe
 from quintet.training.recipe_models import Recipe
-from quintet.training.studies import STUDIES
-from quintet.training.studies.measure import training_seconds
 
 GIB = 2**30
 
@@ -71,7 +71,7 @@ def row_recipe(row: Row, place: Place) -> Recipe:
     recipe = load_recipe(str(row.recipe), [*row.overrides, f"seed={row.seed}", f"data.corpus={place.corpus}"])
     if row.study is None:
         return recipe
-    variant = STUDIES.create(row.study, base=recipe, **STUDY_OPTIONS.get(row.study, {})).variant(row.variant)
+    variant = build_study(row.study, recipe, **STUDY_OPTIONS.get(row.study, {})).variant(row.variant)
     return variant.recipe_for(row.seed, dict(zip(variant.needs, map(place.run, row.needs), strict=True)))
 
 

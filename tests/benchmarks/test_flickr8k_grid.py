@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from quintet.studies.expand import build_study
 from quintet.training.recipe import list_recipes, load_recipe
-from quintet.training.studies import STUDIES
 
 
 def test_the_grid_has_every_method_the_benchmark_promises(script: Any) -> None:
@@ -39,7 +39,7 @@ def test_variants_need_what_their_studies_say(script: Any) -> None:
     grid = script("flickr8k_grid")
     for method in (method for method in grid.METHODS if method.study is not None):
         options = grid.STUDY_OPTIONS.get(method.study, {})
-        study = STUDIES.create(method.study, base=load_recipe(method.recipe, list(method.overrides)), **options)
+        study = build_study(method.study, load_recipe(method.recipe, list(method.overrides)), **options)
         for key, variant in grid.STUDIES[method.study].items():
             assert study.variant(key).needs == variant.needs
 

@@ -42,7 +42,8 @@ def every_command() -> Iterator[list[str]]:
     yield []
     for name, command in sorted(group.commands.items()):  # type: ignore[attr-defined]
         yield [name]
-        yield from ([name, each] for each in sorted(getattr(command, "commands", ())))
+        inner = getattr(command, "list_commands", lambda _: [])
+        yield from ([name, each] for each in sorted(inner(None)))
 
 
 def answers(calls: list[list[str]], folder: Path, status: int, **variables: str) -> None:
@@ -68,6 +69,7 @@ def test_lists(tmp_path: Path) -> None:
         ["models"],
         ["models", "--json"],
         ["data", "formats"],
+        ["study", "--list"],
         ["--show-completion", "bash"],
     ]
     answers(calls, tmp_path, 0, **NAMED_SHELL)

@@ -6,22 +6,29 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 import yaml
 from typer.testing import CliRunner, Result
 
-from quintet.cli.study import StudyCommand, joined, recipe_of, study_command
+from quintet.cli.main import app
+from quintet.cli.study import joined
 from quintet.data.corpus import Corpus, Image, Text
 from quintet.errors import QuintetError, RecipeError, TrainingError
+from quintet.studies.expand import choose_recipe
+from quintet.studies.study_file import list_studies, load_study
 
 
 def study(*arguments: object) -> Result:
-    app = typer.Typer()
-    app.command("study", cls=StudyCommand)(study_command)
-    result = CliRunner().invoke(app, [*map(str, arguments)], env={"COLUMNS": "120", "TERM": "dumb"})
+    result = CliRunner().invoke(app, ["study", *map(str, arguments)], env={"COLUMNS": "160", "TERM": "dumb"})
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result
+
+
+def refused(*arguments: object) -> str:
+    """The message of a wrong usage."""
+    result = study(*arguments)
+    assert result.exit_code == 2
+    return result.output
 
 
 @pytest.fixture
@@ -52,8 +59,7 @@ def test_a_study_of_one_method_needs_no_matcher(tmp_path: Path) -> None:
         "left-alignment-seed0",
         "text-resnet50-seed0",
     ]
-    with pytest.raises(RecipeError, match="'dual-path' takes no argument 'top'"):
-        study("dual-path", *options, "--top", 4)
+    assert "No such option: --top" in refused("dual-path", *options, "--top", 4)
 
 
 def test_a_study_from_the_command_line(recipe: Path, tiny_corpus: Path, tmp_path: Path) -> None:
@@ -94,14 +100,48 @@ def test_a_study_of_which_nothing_finishes_is_an_error(recipe: Path, tiny_corpus
 
 def test_studies_are_listed() -> None:
     assert "AdapOffQuin" in json.loads(study("--list", "--json").stdout)["aoq"]
+    assert list(json.loads(study("--list", "--json").stdout)) == list_studies()
     assert "aoq" in study("--list").stdout
+
+
+@pytest.mark.parametrize("name", list_studies())
+def test_a_study_shows_the_options_of_its_file(name: str) -> None:
+    shown = study(name, "--help").stdout
+    assert "--corpus" in shown
+    for option, declared in load_study(name).options.items():
+        assert f"--{declared.flag or option.replace('_', '-')} " in shown
+        assert " ".join(declared.help.split()[:4]) in shown
+    foreign = {option for other in list_studies() for option in load_study(other).options} - set(
+        load_study(name).options
+    )
+    assert not [option for option in foreign if f"--{option.replace('_', '-')} " in shown]
+
+
+def test_a_file_of_ones_own_is_a_study(tiny_recipe: dict[str, Any], tiny_corpus: Path, tmp_path: Path) -> None:
+    tiny_recipe["stages"][0]["epochs"] = 1
+    (tmp_path / "base.yaml").write_text(yaml.safe_dump(tiny_recipe), encoding="utf-8")
+    mine = {
+        "about": "Widths",
+        "base": "plain",
+        "options": {"width": {"kind": "int", "help": "Dimensions of the space.", "flag": "dim"}},
+        "settings": {"width": {"path": "matcher.embed_dim"}},
+        "variants": {"plain": {"label": "Plain"}, "wide": {"key": "w{width}", "label": "{width}d", "sweep": "width"}},
+        "tables": [{"title": "Widths", "rows": ["plain", "wide"]}],
+    }
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(mine), encoding="utf-8")
+    assert "Dimensions of the space" in study(tmp_path / "mine.yaml", "--help").stdout
+    options = ["--recipe", tmp_path / "base.yaml", "--corpus", tiny_corpus, "--device", "cpu", "--seed", 0, "--json"]
+    shown = study(tmp_path / "mine.yaml", *options, "--dim", 4, 12, "--bootstrap", 0, "-o", tmp_path / "out").stdout
+    assert list(json.loads(shown)["variants"]) == ["plain", "w4", "w12"]
+    assert json.loads(shown)["study"] == "mine"
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["aoq"], "name a study and a folder"),
-        (["aqo", "-o", "x"], "did you mean 'aoq'"),
+        (["aoq"], "name a folder for the study"),
+        (["none.yaml", "-o", "x"], "none.yaml does not exist"),
+        (["dual-path", "--tables", "7", "-o", "x"], "takes 2, 3, 4, 5, 6; got 7"),
         (["aoq", "-o", "x"], "--recipe, or choose it with --matcher"),
         (["aoq", "-o", "x", "--recipe", "vse-scenes", "--matcher", "vse++"], "one of the two"),
         (["aoq", "-o", "x", "--matcher", "vsrn"], "add --corpus"),
@@ -112,6 +152,14 @@ def test_studies_are_listed() -> None:
 def test_mistakes_are_explained(arguments: list[str], message: str) -> None:
     with pytest.raises(RecipeError, match=message):
         study(*arguments)
+
+
+def test_an_unknown_study_is_answered_with_the_nearest() -> None:
+    assert "did you mean 'aoq'" in refused("aqo", "-o", "x")
+
+
+def recipe_of(study: str, matcher: str | None, corpus: Path) -> str:
+    return choose_recipe(load_study(study), matcher, corpus)
 
 
 def corpus_named(folder: Path, name: str) -> Path:
@@ -135,18 +183,20 @@ def test_the_matcher_and_the_corpus_choose_the_recipe(tmp_path: Path) -> None:
 
 
 def test_values_with_spaces_between_them_are_one_argument() -> None:
-    assert joined(["aoq", "--top", "200", "300", "--seeds", "0", "1", "a=1"]) == [
-        *("aoq", "--top", "200,300", "--seeds", "0,1", "a=1")
+    lists = {"--top": False, "--seeds": False, "--protocol": True}
+    assert joined(["--top", "200", "300", "--seeds", "0", "1", "a=1"], lists) == [
+        *("--top", "200,300", "--seeds", "0,1", "a=1")
     ]
-    assert joined(["--protocol", "5fold", "5k", "-o", "5"]) == ["--protocol", "5fold,5k", "-o", "5"]
-    assert joined(["-o", "7", "8"]) == ["-o", "7", "8"], "other options take one value"
+    assert joined(["--protocol", "5fold", "5k", "-o", "5"], lists) == ["--protocol", "5fold,5k", "-o", "5"]
+    assert joined(["-o", "7", "8"], lists) == ["-o", "7", "8"], "other options take one value"
 
 
 def test_a_study_finds_the_recipe_of_its_method(tmp_path: Path) -> None:
     scenes, f30k = corpus_named(tmp_path / "a", "scenes"), corpus_named(tmp_path / "b", "f30k")
-    assert recipe_of("mmca", "mmca", scenes) == "mmca-scenes"
-    assert recipe_of("hrem", "hrem", f30k) == "hrem-fusion-bert-f30k", "what the paper's ablations are of"
-    assert recipe_of("hrem", "hrem", scenes) == "hrem-fusion-scenes"
+    assert recipe_of("mmca", "mmca", scenes) == recipe_of("mmca", None, scenes) == "mmca-scenes"
+    assert recipe_of("dual-path", None, f30k) == "dual-path-f30k"
+    assert recipe_of("hrem", None, f30k) == "hrem-fusion-bert-f30k", "what the paper's ablations are of"
+    assert recipe_of("hrem", "hrem", scenes) == recipe_of("hrem", None, scenes) == "hrem-fusion-scenes"
     assert recipe_of("hrem", "standalone", scenes) == "hrem-standalone-scenes"
 
 
@@ -161,5 +211,4 @@ def test_sweeps_from_the_command_line(tiny_recipe: dict[str, Any], tiny_corpus: 
     summary = json.loads(study("hrem", *options, *sweeps, "--json").stdout)
     assert list(summary["variants"]) == ["hrem", "relevance_weight0.5", "neighbours0.3", "without-relations"]
     assert summary["extras"].keys() == {"special_samples", "loss_curves"}
-    with pytest.raises(RecipeError, match="study 'mmca' takes no argument 'curves'"):
-        study("mmca", "-o", "x", "--recipe", "mmca-scenes", "--curves")
+    assert "No such option: --curves" in refused("mmca", "-o", "x", "--recipe", "mmca-scenes", "--curves")

@@ -23,8 +23,8 @@ def parse(words: tuple[str, ...]) -> None:
     rest = list(words)
     while hasattr(command, "commands") and rest and not rest[0].startswith("-"):
         name = rest.pop(0)
-        assert name in command.commands, f"there is no command {name!r}"
-        command = command.commands[name]
+        command = command.get_command(context, name)
+        assert command is not None, f"there is no command {name!r}"
         context = command.make_context(name, [], parent=context, resilient_parsing=True)
     context.resilient_parsing = False  # the parser reads the options strictly; only their values are not looked at
     # A placeholder such as [--copy] or RUN... documents a form; its brackets are not typed.

@@ -239,3 +239,14 @@ def test_a_shown_recipe_is_a_recipe(name: str, tmp_path: Path) -> None:
     assert text.startswith("".join(f"# {line}\n" for line in list_recipes()[name].splitlines()))
     (tmp_path / "mine.yaml").write_text(text, encoding="utf-8")
     assert load_recipe(tmp_path / "mine.yaml") == load_recipe(name, ["seed=4"])
+
+
+def test_the_examples_of_the_documentation_are_recipes(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "training.md").read_text(encoding="utf-8")
+    first, second = (block.partition("```")[0] for block in page.split("```yaml\n")[1:])
+    (tmp_path / "whole.yaml").write_text(first, encoding="utf-8")
+    (tmp_path / "child.yaml").write_text(second, encoding="utf-8")
+    assert load_recipe(tmp_path / "whole.yaml").name == "mine"
+    child = load_recipe(tmp_path / "child.yaml")
+    assert (child.name, [stage.name for stage in child.stages]) == ("child", ["online", "second"])
+    assert (child.matcher.arguments, child.data.tokenizer.min_count) == ({"embed_dim": 256}, 4)

@@ -23,7 +23,7 @@ from quintet.cli.options import Command, CommandGroup
 from quintet.cli.report import report_command
 from quintet.cli.search import search_command
 from quintet.cli.serve import serve_command
-from quintet.cli.study import StudyCommand, study_command
+from quintet.cli.study import study_app
 from quintet.cli.train import train_command
 from quintet.errors import QuintetError
 
@@ -50,7 +50,7 @@ app.command("models", cls=Command, rich_help_panel=TRAIN)(models_command)
 app.command("evaluate", cls=Command, rich_help_panel=MEASURE)(evaluate_command)
 app.command("analyse", cls=Command, rich_help_panel=MEASURE)(analyse_command)
 app.command("report", cls=Command, rich_help_panel=MEASURE)(report_command)
-app.command("study", cls=StudyCommand, rich_help_panel=MEASURE)(study_command)
+app.add_typer(study_app, name="study", rich_help_panel=MEASURE)
 app.command("mine", cls=Command, rich_help_panel=TOOLS)(mine_command)
 app.command("convert", cls=Command, rich_help_panel=TOOLS)(convert_command)
 app.command("export", cls=Command, rich_help_panel=TOOLS)(export_command)

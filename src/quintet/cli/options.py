@@ -49,8 +49,8 @@ class CommandGroup(TyperGroup):
         return [_hide_type(parameter) for parameter in super().get_params(ctx)]
 
     def resolve_command(self, ctx, args):  # type: ignore[no-untyped-def]  # click's own signature
-        if args and not args[0].startswith("-") and args[0] not in self.commands:
-            ctx.fail(f"there is no command {args[0]!r}; {suggest(args[0], self.commands)}")
+        if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+            ctx.fail(f"there is no command {args[0]!r}; {suggest(args[0], self.list_commands(ctx))}")
         return super().resolve_command(ctx, args)
 
 

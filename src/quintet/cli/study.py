@@ -1,42 +1,93 @@
-"""`quintet study`."""
+"""`quintet study`: one command per study, whose options are those of the study's file."""
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
+import typing
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
-from quintet.cli.options import Command
+from quintet.cli.lists import _show
+from quintet.cli.options import (
+    BlockOption,
+    BootstrapOption,
+    Command,
+    CommandGroup,
+    DeviceOption,
+    JsonOption,
+    complete_recipe,
+)
 from quintet.cli.progress import TrainingDisplay
-from quintet.errors import RecipeError, TrainingError, suggest
+from quintet.errors import RecipeError, TrainingError
 
 if TYPE_CHECKING:
+    from quintet.studies.study_file import StudyFile
     from quintet.training.recipe_models import Recipe
 
-LISTS = (
-    *("--seeds", "--top", "--alpha", "--beta", "--batch-size", "--protocol", "--tables", "--categories"),
-    *("--dimension", "--lambda", "--tau"),
+_NUMBER = re.compile(r"\d+(\.\d+)?")
+_PANEL = "Options of this study"
+
+
+class StudyGroup(CommandGroup):
+    """The shipped studies by name, and YAML files; a file is read when its study is asked for."""
+
+    def list_commands(self, ctx):  # type: ignore[no-untyped-def]  # click's own signature
+        from quintet.studies.study_file import list_studies
+
+        return list_studies()
+
+    def get_command(self, ctx, cmd_name):  # type: ignore[no-untyped-def]
+        from quintet.studies.study_file import load_study
+
+        known = cmd_name in self.list_commands(ctx) or Path(cmd_name).suffix in (".yaml", ".yml")
+        return command_of(load_study(cmd_name)) if known else None
+
+
+study_app = typer.Typer(
+    cls=StudyGroup,
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    help="Train what a paper's tables compare, under one set of seeds, and fill in the tables.\n\n"
+    "`quintet study aoq --corpus corpora/scenes --matcher vsrn --seeds 3 -o studies/aoq-vsrn`\n\n"
+    "`quintet study mmca --corpus corpora/f30k --ablations -o studies/mmca`\n\n"
+    "`quintet study NAME --help` shows the options of a study. A YAML file of your own is a study, too.",
 )
-DEFAULT_FORMS = ("fusion-bert", "fusion")  # of a method with several recipes: what HREM's ablations are of
-_VALUE = re.compile(r"\d+(\.\d+)?")
+
+
+@study_app.callback(invoke_without_command=True)
+def studies(
+    context: typer.Context,
+    list_all: Annotated[bool, typer.Option("--list", help="List the studies.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="List them as JSON.")] = False,
+) -> None:
+    from quintet.studies.study_file import list_studies, load_study
+
+    if context.invoked_subcommand is None:
+        _show({name: load_study(name).about for name in list_studies()}, ("study", "what it trains"), as_json)
 
 
 class StudyCommand(Command):
     """Options that take several values: `--seeds 0 1 2` is `--seeds 0,1,2`."""
 
     def parse_args(self, ctx, args):  # type: ignore[no-untyped-def]  # click's own signature
-        return super().parse_args(ctx, joined(args))
+        metavars = {name: str(param.metavar) for param in self.params for name in param.opts}
+        lists = {name: metavar == "NAME..." for name, metavar in metavars.items() if metavar.endswith("...")}
+        return super().parse_args(ctx, joined(args, lists))
 
 
-def joined(arguments: list[str]) -> list[str]:
+def joined(arguments: list[str], lists: Mapping[str, bool]) -> list[str]:
     """Values that follow a list option become one argument; the first must be there, further ones look like numbers.
 
-    >>> joined(["aoq", "--seeds", "0", "1", "2", "seed=3", "--protocol", "5fold", "5k", "--alpha", ".2"])
-    ['aoq', '--seeds', '0,1,2', 'seed=3', '--protocol', '5fold,5k', '--alpha', '.2']
+    `lists` says of each list option whether it takes words, too.
+
+    >>> joined(["--seeds", "0", "1", "seed=3", "--protocol", "5fold", "5k"], {"--seeds": False, "--protocol": True})
+    ['--seeds', '0,1', 'seed=3', '--protocol', '5fold,5k']
     """
     found: list[str] = []
     option = ""
@@ -44,104 +95,99 @@ def joined(arguments: list[str]) -> list[str]:
         more = option and "=" not in argument and not argument.startswith("-")
         if more and found[-1] == option:
             found.append(argument)
-        elif more and (_VALUE.fullmatch(argument) or option == "--protocol"):
+        elif more and (_NUMBER.fullmatch(argument) or lists[option]):
             found[-1] += f",{argument}"
         else:
-            option = argument if argument in LISTS else ""
+            option = argument if argument in lists else ""
             found.append(argument)
     return found
 
 
-def study_command(
-    name: str | None = typer.Argument(None, help="The study; `--list` shows them."),
-    overrides: list[str] | None = typer.Argument(
-        None, metavar="[KEY=VALUE]...", help="Any field of the base recipe, as in stages.*.epochs=5."
-    ),
-    corpus: Path | None = typer.Option(None, help="The corpus to train and measure on."),
-    recipe: str | None = typer.Option(None, help="The base recipe: a shipped one or a YAML file."),
-    matcher: str | None = typer.Option(
-        None, help="Instead of --recipe: scan, bfan, vsrn, vse++, dual-path; the corpus does the rest."
-    ),
-    out: Path | None = typer.Option(
-        None, "--out", "-o", help="The folder of the study; the same again goes on with it."
-    ),
-    seeds: str = typer.Option("3", metavar="N | SEED SEED...", help="How many seeds, or which ones."),
-    seed: int | None = typer.Option(None, min=0, help="This one seed only."),
-    protocol: str = typer.Option("full", metavar="NAME...", help="full, 5fold (COCO 1K), 5k (COCO 5K), identity."),
-    ablations: bool = typer.Option(
-        False, "--ablations", help="aoq, hrem: the rows of the paper's Table 3; mmca: all values of Tables 4 to 6."
-    ),
-    top: str | None = typer.Option(
-        None, metavar="N...", help="aoq: lengths of the lists of texts, as in 200 500; hrem: values of K, as in 5 10."
-    ),
-    alpha: str | None = typer.Option(None, metavar="A...", help="aoq, mmca: values of alpha, as in 0.2 0.5."),
-    beta: str | None = typer.Option(None, metavar="B...", help="aoq: values of beta, as in 1.0 2.0."),
-    batch_size: str | None = typer.Option(None, metavar="N...", help="aoq: batch sizes of the online loss, as in 192."),
-    timing: bool = typer.Option(False, "--timing", help="aoq: seconds per batch of each loss."),
-    tables: str | None = typer.Option(
-        None, metavar="N...", help="dual-path: which of the paper's tables 2 to 6; default: all."
-    ),
-    categories: str | None = typer.Option(
-        None, metavar="K...", help="dual-path: numbers of pseudo-categories, as in 3000 10000."
-    ),
-    dimension: str | None = typer.Option(
-        None, metavar="D...", help="mmca: dimensions of the hidden space, as in 64 128."
-    ),
-    without_cross: bool = typer.Option(False, "--without-cross", help="mmca: without the cross-attention module."),
-    relevance_weight: str | None = typer.Option(
-        None, "--lambda", metavar="L...", help="hrem: values of lambda, as in 0.5 1.0."
-    ),
-    neighbours: str | None = typer.Option(None, "--tau", metavar="T...", help="hrem: values of tau, as in 0.3 0.7."),
-    hard_samples: bool = typer.Option(
-        False, "--hard-samples", help="hrem: hard and infrequent test samples (Table 4)."
-    ),
-    curves: bool = typer.Option(False, "--curves", help="hrem: losses by epoch (Figure 7)."),
-    block: int = typer.Option(1024, min=1, help="Images and texts scored at a time when measuring: memory only."),
-    bootstrap: int = typer.Option(1000, min=0, help="Resamples behind the intervals of each result; 0: none."),
-    device: str = typer.Option("auto", help="cpu, cuda, cuda:1 ...; auto takes a GPU where there is one."),
-    list_all: bool = typer.Option(False, "--list", help="List the studies."),
-    as_json: bool = typer.Option(False, "--json", help="Print the summary as JSON and nothing else."),
+def command_of(study: StudyFile) -> Any:
+    """The command of a study: the options of every study, and those that its file declares."""
+
+    def command(**values: Any) -> None:
+        options = {name: values.pop(name) for name in study.options}
+        numbers = {"int": int, "float": float}
+        for name, option in study.options.items():
+            if option.kind != "flag":
+                options[name] = _numbers(_flag(name, option.flag), options[name], numbers[option.kind])
+        _train(study, options, **values)
+
+    hints = typing.get_type_hints(_train, localns={"StudyFile": type(study)}, include_extras=True)
+    parameters = [
+        parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY)
+        for name, parameter in inspect.signature(_train).parameters.items()
+        if name not in ("study", "options")
+    ]
+    for name, option in study.options.items():
+        flag = _flag(name, option.flag)
+        if option.kind == "flag":
+            kind: Any = Annotated[bool, typer.Option(flag, help=option.help, rich_help_panel=_PANEL)]
+            default = False
+        else:
+            metavar = f"{option.metavar}..."
+            kind = Annotated[str | None, typer.Option(flag, metavar=metavar, help=option.help, rich_help_panel=_PANEL)]
+            default = None
+        parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind))
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    again = "The same command goes on after a stop: finished runs are kept, unfinished ones resumed."
+    app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+    app.command(study.name, cls=StudyCommand, help=f"{study.about}.\n\n{again}")(command)
+    return typer.main.get_command(app)
+
+
+def _flag(name: str, flag: str | None) -> str:
+    return f"--{flag or name.replace('_', '-')}"
+
+
+def _train(
+    study: StudyFile,
+    options: Mapping[str, Any],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="Fields of the base recipe to change, as in stages.*.epochs=5."),
+    ] = None,
+    corpus: Annotated[
+        Path | None, typer.Option(metavar="CORPUS", help="Corpus folder to train and measure on.")
+    ] = None,
+    recipe: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RECIPE", help="Base recipe: a shipped one, or a YAML file.", autocompletion=complete_recipe
+        ),
+    ] = None,
+    matcher: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MATCHER",
+            help="Instead of --recipe: the shipped recipe of this matcher (scan, vsrn) for the corpus.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", metavar="FOLDER", help="Folder of the study; the same again continues it."),
+    ] = None,
+    seeds: Annotated[
+        str, typer.Option(metavar="N | SEED SEED...", help="How many seeds (0, 1 and so on), or which ones.")
+    ] = "3",
+    seed: Annotated[int | None, typer.Option(min=0, metavar="SEED", help="This one seed only.")] = None,
+    protocol: Annotated[
+        str, typer.Option(metavar="NAME...", help="full, 5fold (COCO 1K), 5k (COCO 5K), identity.")
+    ] = "full",
+    block: BlockOption = 1024,
+    bootstrap: BootstrapOption = 1000,
+    device: DeviceOption = "auto",
+    as_json: JsonOption = False,
 ) -> None:
-    """Train what a paper's tables compare, under one set of seeds, and fill in the tables.
+    if out is None:
+        raise RecipeError(f"name a folder for the study: `quintet study {study.name} --corpus CORPUS -o OUT`")
+    study.given(options)  # mistakes are answered before anything is opened
+    from quintet.studies.expand import build_study
+    from quintet.studies.runner import Settings, run_study
 
-    `quintet study aoq --corpus corpora/scenes --matcher vsrn --seeds 3 -o studies/aoq-vsrn`
-
-    `quintet study dual-path --corpus corpora/scenes --seeds 3 -o studies/dual-path`
-
-    `quintet study mmca --corpus corpora/f30k --ablations -o studies/mmca`
-
-    `quintet study hrem --corpus corpora/f30k --ablations --lambda 0.5 1 2 --hard-samples --curves -o studies/hrem`
-
-    Finished runs are kept and unfinished ones resumed: the same command goes on after a stop, and trains nothing when
-    all is there. OUT/tables.md has the tables, OUT/summary.json all numbers.
-    """
-    if list_all:
-        _list(as_json)
-        return
-    if name is None or out is None:
-        raise RecipeError("name a study and a folder: `quintet study aoq --corpus CORPUS --matcher vsrn -o OUT`")
-    options = {
-        "ablations": ablations,
-        "top": _numbers("--top", top, int),
-        "alpha": _numbers("--alpha", alpha, float),
-        "beta": _numbers("--beta", beta, float),
-        "batch_size": _numbers("--batch-size", batch_size, int),
-        "timing": timing,
-        "tables": _numbers("--tables", tables, int),
-        "categories": _numbers("--categories", categories, int),
-        "dimension": _numbers("--dimension", dimension, int),
-        "without_cross": without_cross,
-        "relevance_weight": _numbers("--lambda", relevance_weight, float),
-        "neighbours": _numbers("--tau", neighbours, float),
-        "hard_samples": hard_samples,
-        "curves": curves,
-    }
-    from quintet.training.studies import STUDIES
-    from quintet.training.studies.engine import Settings, run_study
-
-    STUDIES.builder(name)  # a typo is answered before anything is opened
-    base = _base(name, recipe, matcher, corpus, overrides or [])
-    study = STUDIES.create(name, base=base, **{key: value for key, value in options.items() if value})
+    expanded = build_study(study, _base(study, recipe, matcher, corpus, overrides or []), **options)
     settings = Settings(
         seeds=(seed,) if seed is not None else _seeds(seeds),
         protocols=tuple(part.strip() for part in protocol.split(",") if part.strip()),
@@ -155,7 +201,7 @@ def study_command(
         def announce(message: str) -> None:
             console.rule(_escape(message), align="left")
 
-        summary = run_study(study, out, settings, display=display, announce=announce)
+        summary = run_study(expanded, out, settings, display=display, announce=announce)
     if as_json:
         print(json.dumps(summary, ensure_ascii=False))
     else:
@@ -166,52 +212,16 @@ def study_command(
         raise TrainingError(f"no run of the study finished; the first one said: {runs[0]['reason']}")
 
 
-def _list(as_json: bool) -> None:
-    from quintet.cli.lists import _first_line, _show
-    from quintet.training.studies import STUDIES
-
-    _show({name: _first_line(STUDIES.builder(name)) for name in STUDIES.names()}, ("study", "what it trains"), as_json)
-
-
-def _base(study: str, recipe: str | None, matcher: str | None, corpus: Path | None, overrides: list[str]) -> Recipe:
-    from quintet.models import MODELS
+def _base(
+    study: StudyFile, recipe: str | None, matcher: str | None, corpus: Path | None, overrides: list[str]
+) -> Recipe:
+    from quintet.studies.expand import choose_recipe
     from quintet.training.recipe import load_recipe
 
-    if recipe is None and matcher is None and study in MODELS.entries:
-        matcher = study  # a study of one method needs no other word for it
-    if (recipe is None) == (matcher is None):
+    if recipe is not None and matcher is not None:
         raise RecipeError("name the base recipe with --recipe, or choose it with --matcher (one of the two)")
-    if recipe is None:
-        recipe = recipe_of(study, str(matcher), corpus)
-    return load_recipe(recipe, [*overrides, *([f"data.corpus={json.dumps(str(corpus))}"] if corpus else [])])
-
-
-def recipe_of(study: str, matcher: str, corpus: Path | None) -> str:
-    """The shipped recipe of a matcher for a corpus: the study's own (aoq-vsrn-f30k) before a plain one (vsrn-f30k)."""
-    from quintet.data.corpus import Corpus
-    from quintet.training.recipe import list_recipes
-
-    if corpus is None:
-        raise RecipeError("--matcher chooses the recipe by the corpus: add --corpus FOLDER, or name the recipe")
-    shipped = list_recipes()
-    kinds = dict.fromkeys((Corpus.open(corpus).name, corpus.name))
-    short = matcher.lower().replace("+", "")
-    names = [f"{study}-{short}", short, *(f"{short}-{form}" for form in DEFAULT_FORMS)]
-    for wanted in [f"{name}-{kind}" for name in names for kind in kinds]:
-        if wanted in shipped:
-            return wanted
-    fitting = [name for name in shipped if f"-{short}-" in f"-{name}"]
-    if not fitting:
-        raise RecipeError(f"no shipped recipe is for matcher {matcher!r}; {suggest(short, _matchers(shipped))}")
-    raise RecipeError(
-        f"there is no shipped recipe of {matcher} for corpus {next(iter(kinds))!r}; take one of another corpus as the "
-        f"base, with --recipe: {', '.join(fitting)}"
-    )
-
-
-def _matchers(recipes: dict[str, str]) -> list[str]:
-    names = {name.removeprefix("aoq-") for name in recipes}
-    return sorted({"dual-path" if name.startswith("dual-path-") else name.partition("-")[0] for name in names})
+    chosen = recipe if recipe is not None else choose_recipe(study, matcher, corpus)
+    return load_recipe(chosen, [*overrides, *([f"data.corpus={json.dumps(str(corpus))}"] if corpus else [])])
 
 
 def _seeds(text: str) -> tuple[int, ...]:

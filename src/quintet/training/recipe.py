@@ -220,7 +220,7 @@ def _mapping(content: Any, where: str) -> dict[str, Any]:
 
 
 def _apply(content: dict[str, Any], override: str) -> None:
-    """Set `a.b.c=value`; stages are addressed by name or number, and `stages.*` means all of them."""
+    """Set `a.b.c=value`."""
     key, equals, text = override.partition("=")
     if not equals or not key:
         raise RecipeError(f"override {override!r} is not of the form key=value, as in stages.online.epochs=5")
@@ -228,24 +228,35 @@ def _apply(content: dict[str, Any], override: str) -> None:
         value = yaml.load(text, _Yaml)
     except yaml.YAMLError as error:
         raise RecipeError(f"override {override!r}: the value is not valid YAML: {error}") from None
+    set_field(content, key, value, where=f"override {override!r}")
+
+
+def set_field(content: dict[str, Any], key: str, value: Any, where: str = "recipe") -> None:
+    """Set the field `a.b.c`; stages are addressed by name or number, and `stages.*` means all of them.
+
+    >>> content = {"stages": [{"name": "online", "epochs": 3}]}
+    >>> set_field(content, "stages.online.epochs", 5)
+    >>> content
+    {'stages': [{'name': 'online', 'epochs': 5}]}
+    """
     *path, last = key.split(".")
     targets: list[Any] = [content]
     for part in path:
-        targets = [inner for target in targets for inner in _enter(target, part, override)]
+        targets = [inner for target in targets for inner in _enter(target, part, where)]
     for target in targets:
         if not isinstance(target, dict):
-            raise RecipeError(f"override {override!r}: {'.'.join(path)!r} is not a mapping")
+            raise RecipeError(f"{where}: {'.'.join(path)!r} is not a mapping")
         target[last] = value
 
 
-def _enter(target: Any, part: str, override: str) -> list[Any]:
+def _enter(target: Any, part: str, where: str) -> list[Any]:
     """What `part` names inside `target`: a key of a mapping, or an entry of a list by name, by number or all by `*`."""
     if isinstance(target, dict):
         if target.get(part) is None:
             target[part] = {}
         return [target[part]]
     if not isinstance(target, list):
-        raise RecipeError(f"override {override!r}: nothing can be set inside {part!r}")
+        raise RecipeError(f"{where}: nothing can be set inside {part!r}")
     if part == "*":
         return target
     names = [str(entry.get("name", number)) for number, entry in enumerate(target)]
@@ -253,7 +264,7 @@ def _enter(target: Any, part: str, override: str) -> list[Any]:
         return [target[int(part)]]
     if part in names:
         return [target[names.index(part)]]
-    raise RecipeError(f"override {override!r}: no entry {part!r} there; {suggest(part, names)}")
+    raise RecipeError(f"{where}: no entry {part!r} there; {suggest(part, names)}")
 
 
 def _explain(problem: Any) -> str:

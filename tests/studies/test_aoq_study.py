@@ -11,15 +11,15 @@ from quintet.errors import RecipeError
 from quintet.files import read_json
 from quintet.losses import OBJECTIVES
 from quintet.mining import mine as mining
+from quintet.studies.expand import build_study
+from quintet.studies.runner import Settings, run_study
+from quintet.studies.variants import Row, Study
 from quintet.training.recipe import list_recipes, load_recipe, parse_recipe
 from quintet.training.recipe_models import Recipe
-from quintet.training.studies import STUDIES
-from quintet.training.studies.aoq import ABLATIONS, aoq_study
-from quintet.training.studies.engine import Settings, run_study
-from quintet.training.studies.study import Study
 
 QUICK = Settings(seeds=(0, 1), device="cpu", bootstrap=0, resamples=50)
 MAIN = ["online", "off-tri", "off-quin", "adap-off-quin"]
+ABLATIONS = ["only-offline", "fine-tune", "online-quin", "without-offline-adap", "squared"]
 
 
 @pytest.fixture
@@ -41,14 +41,14 @@ def keys(study: Study) -> list[str]:
     return [variant.key for variant in study.variants]
 
 
-def test_the_registry_knows_it(two_rounds: Recipe) -> None:
-    assert STUDIES.create("aoq", base=two_rounds, timing=True).extras[0].key == "timing"
-    with pytest.raises(RecipeError, match="takes no argument 'tops'; did you mean 'top'"):
-        STUDIES.create("aoq", base=two_rounds, tops=[200])
+def test_options_are_those_of_its_file(two_rounds: Recipe) -> None:
+    assert build_study("aoq", two_rounds, timing=True).extras[0].key == "timing"
+    with pytest.raises(RecipeError, match="takes no option 'tops'; did you mean 'top'"):
+        build_study("aoq", two_rounds, tops=[200])
 
 
 def test_the_four_losses_differ_in_their_variant_alone(two_rounds: Recipe) -> None:
-    study = aoq_study(two_rounds)
+    study = build_study("aoq", two_rounds)
     assert keys(study) == MAIN
     assert [variant.label for variant in study.variants] == [
         "VSE++",
@@ -68,7 +68,7 @@ def test_the_four_losses_differ_in_their_variant_alone(two_rounds: Recipe) -> No
 
 
 def test_ablations(two_rounds: Recipe) -> None:
-    study = aoq_study(two_rounds, ablations=True)
+    study = build_study("aoq", two_rounds, ablations=True)
     assert keys(study) == [*MAIN, *ABLATIONS]
     losses = {key: recipe_of(study, key).stages[0].loss["quintuplet"] for key in ABLATIONS}
     assert losses["only-offline"]["variant"] == "only_offline"
@@ -84,7 +84,7 @@ def test_ablations(two_rounds: Recipe) -> None:
 
 
 def test_list_lengths_keep_the_proportion_and_the_own_length_is_not_trained_twice(two_rounds: Recipe) -> None:
-    study = aoq_study(two_rounds, top=[4, 10, 20])
+    study = build_study("aoq", two_rounds, top=[4, 10, 20])
     assert keys(study) == [*MAIN, "top4", "top20"]
     negatives = recipe_of(study, "top4").stages[0].negatives
     assert negatives is not None
@@ -97,7 +97,7 @@ def test_list_lengths_keep_the_proportion_and_the_own_length_is_not_trained_twic
 
 
 def test_alpha_and_beta_change_one_at_a_time(two_rounds: Recipe) -> None:
-    study = aoq_study(two_rounds, alpha=[0.2, 0.4], beta=[1.0, 2.0])
+    study = build_study("aoq", two_rounds, alpha=[0.2, 0.4], beta=[1.0, 2.0])
     assert [row.label for row in study.tables[1].rows] == [
         "VSE++ (β = 1.5, α = 0.2)",  # noqa: RUF001
         "VSE++ (β = 1.5, α = 0.4)",  # noqa: RUF001
@@ -111,7 +111,7 @@ def test_alpha_and_beta_change_one_at_a_time(two_rounds: Recipe) -> None:
 
 
 def test_batch_sizes_are_of_the_online_loss(two_rounds: Recipe) -> None:
-    study = aoq_study(two_rounds, batch_size=[9])
+    study = build_study("aoq", two_rounds, batch_size=[9])
     stage = recipe_of(study, "online-batch9").stages[0]
     assert (stage.batches.size, stage.negatives) == (9, None)
     assert [row.label for row in study.tables[1].rows] == ["VSE++ (batch 6)", "VSE++ (batch 9)"]
@@ -120,7 +120,7 @@ def test_batch_sizes_are_of_the_online_loss(two_rounds: Recipe) -> None:
 
 def test_a_recipe_of_one_round_gets_a_second(tiny_recipe: dict[str, Any]) -> None:
     tiny_recipe["stages"][0]["loss"]["caption"] = {}
-    study = aoq_study(parse_recipe(tiny_recipe))
+    study = build_study("aoq", parse_recipe(tiny_recipe))
     (stage,) = recipe_of(study, "adap-off-quin").stages
     assert stage.name == "offline"
     assert stage.loss == {
@@ -136,7 +136,7 @@ def test_a_recipe_with_a_teacher_keeps_it_and_gets_a_baseline(two_rounds: Recipe
     offline = two_rounds.stages[1]
     assert offline.negatives is not None
     taught = offline.model_copy(update={"negatives": offline.negatives.model_copy(update={"source": "runs/teacher"})})
-    study = aoq_study(two_rounds.model_copy(update={"stages": (taught,)}))
+    study = build_study("aoq", two_rounds.model_copy(update={"stages": (taught,)}))
     stage = recipe_of(study, "online").stages[0]
     assert stage.loss == {"triplet": {"margin": 0.2, "negatives": "hardest", "warmup_epochs": 0.5}}
     assert (stage.negatives, stage.epochs) == (None, 1)
@@ -148,25 +148,33 @@ def test_a_recipe_with_a_teacher_keeps_it_and_gets_a_baseline(two_rounds: Recipe
 
 def test_fine_tuning_recipes_start_from_round_one(two_rounds: Recipe) -> None:
     tuned = two_rounds.stages[1].model_copy(update={"init": "previous"})
-    study = aoq_study(two_rounds.model_copy(update={"stages": (two_rounds.stages[0], tuned)}))
+    study = build_study("aoq", two_rounds.model_copy(update={"stages": (two_rounds.stages[0], tuned)}))
     assert recipe_of(study, "off-quin").stages[0].init == "@online"
+
+
+def test_what_comes_to_the_same_is_trained_once(two_rounds: Recipe) -> None:
+    loss = {"quintuplet": {"alpha": 0.4}}  # no warm-up that fine-tuning could switch off
+    tuned = two_rounds.stages[1].model_copy(update={"init": "previous", "loss": loss})
+    study = build_study("aoq", two_rounds.model_copy(update={"stages": (two_rounds.stages[0], tuned)}), ablations=True)
+    assert study.tables[1].rows[1] == Row("adap-off-quin", "VSE++ (Fine-tune)")
+    assert "fine-tune" not in keys(study)
 
 
 def test_recipes_that_make_no_study_are_refused(tiny_recipe: dict[str, Any], two_rounds: Recipe) -> None:
     third = two_rounds.stages[1].model_copy(update={"name": "third"})
     with pytest.raises(RecipeError, match="2 stages with the quintuplet loss"):
-        aoq_study(two_rounds.model_copy(update={"stages": (*two_rounds.stages, third)}))
+        build_study("aoq", two_rounds.model_copy(update={"stages": (*two_rounds.stages, third)}))
     tiny_recipe["stages"][0]["loss"] = {"caption": {}}
     with pytest.raises(RecipeError, match="no triplet loss"):
-        aoq_study(parse_recipe(tiny_recipe))
+        build_study("aoq", parse_recipe(tiny_recipe))
 
 
 @pytest.mark.parametrize(
     "name", [name for name in list_recipes() if name.startswith(("aoq-", "vse", "scan", "vsrn", "bfan"))]
 )
 def test_every_shipped_recipe_makes_a_study(name: str) -> None:
-    study = aoq_study(
-        load_recipe(name), ablations=True, top=[50], alpha=[0.2], beta=[1.0], batch_size=[192], timing=True
+    study = build_study(
+        "aoq", load_recipe(name), ablations=True, top=[50], alpha=[0.2], beta=[1.0], batch_size=[192], timing=True
     )
     assert len(study.variants) == 4 + 5 + 1 + 2 + 1
     for variant in study.variants:
@@ -184,7 +192,7 @@ def test_a_whole_study(two_rounds: Recipe, tmp_path: Path, monkeypatch: pytest.M
         return mine(*arguments, **options)
 
     monkeypatch.setattr(mining, "mine_codes", counted)
-    study = aoq_study(two_rounds, timing=True)
+    study = build_study("aoq", two_rounds, timing=True)
     summary = run_study(study, tmp_path, QUICK)
     assert {run["status"] for variant in summary["variants"].values() for run in variant["runs"]} == {"trained"}
     assert len(minings) == len(set(minings)) == 2, "one mining a seed, with that seed's first round"
@@ -203,7 +211,7 @@ def test_a_whole_study(two_rounds: Recipe, tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_ablations_run_and_lists_of_another_length_are_mined_anew(two_rounds: Recipe, tmp_path: Path) -> None:
-    study = aoq_study(two_rounds, ablations=True, top=[4], alpha=[0.2], batch_size=[9])
+    study = build_study("aoq", two_rounds, ablations=True, top=[4], alpha=[0.2], batch_size=[9])
     summary = run_study(study, tmp_path, Settings(seeds=(0,), device="cpu", bootstrap=0, resamples=50))
     status = {key: variant["runs"][0]["status"] for key, variant in summary["variants"].items()}
     assert status == dict.fromkeys(keys(study), "trained")

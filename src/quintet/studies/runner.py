@@ -11,6 +11,7 @@ A variant that fails is reported and does not stop the others.
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,18 +22,18 @@ import torch
 from quintet.errors import QuintetError, RunError
 from quintet.evaluation.protocols import find_protocol
 from quintet.evaluation.result import provenance
-from quintet.files import read_json, write_json, write_text
+from quintet.files import atomic_write, read_json, write_json, write_text
 from quintet.runs.devices import pick_device
 from quintet.runs.run_folder import file_checksum, read_head
+from quintet.studies.markdown import render_tables
+from quintet.studies.measurements import Measurement, measure_run
+from quintet.studies.over_seeds import Outcome, Paired, summarise
+from quintet.studies.variants import Extra, Study, Trained, Variant, differences
 from quintet.training import stages
 from quintet.training.build import open_data
 from quintet.training.logs import Display, Silent
 from quintet.training.recipe import parse_recipe
-from quintet.training.recipe_models import Recipe
-from quintet.training.studies.measure import Measurement, measure_run
-from quintet.training.studies.study import Extra, Study, Trained, Variant, differences
-from quintet.training.studies.summary import Outcome, Paired, summarise
-from quintet.training.studies.table import render_tables
+from quintet.training.recipe_models import NegativesRecipe, Recipe, StageRecipe
 
 
 @dataclass(frozen=True)
@@ -166,8 +167,7 @@ class _Runner:
                 stages.resume(folder, device=self.device, display=cast(Display, noted))
             else:
                 recipe = self._recipe(variant, seed)
-                if self.study.prepare is not None:
-                    self.study.prepare(folder, recipe, self._siblings(seed))
+                share_lists(folder, recipe, self._siblings(seed))
                 stages.train(recipe, folder, device=self.device, display=cast(Display, noted))
         finally:
             write_json(folder / "study.json", record | {"device": self.device, "notes": noted.notes} | watch.facts())
@@ -218,7 +218,7 @@ class _Runner:
             if all(self.outcomes[key, seed].status == "trained" for key in extra.needs):
                 folders = {key: self.folder(key, seed) for key in extra.needs}
                 recipes = {key: parse_recipe(self.study.variant(key).content(seed)) for key in extra.needs}
-                return Trained(folders, recipes, self.device)
+                return Trained(folders, recipes, extra.labels, self.device)
         raise QuintetError("not measured: a run that it needs did not finish")
 
     def _write(self, extras: Mapping[str, dict[str, Any]] | None = None) -> dict[str, Any]:
@@ -264,3 +264,38 @@ class _PeakMemory:
         if self.device.type != "cuda":
             return {}
         return {"peak_memory_bytes": torch.cuda.max_memory_allocated(self.device)}
+
+
+def share_lists(run: Path, recipe: Recipe, siblings: Mapping[Path, Recipe]) -> None:
+    """Copy into a run that is about to start the negative lists of a run that mines with the same matcher alike.
+
+    `siblings` are the finished runs of the same seed and their recipes. Training checks the lists as it does its own.
+    """
+    for stage in recipe.stages:
+        source = _find(stage, siblings)
+        target = run / "stages" / stage.name / "negatives"
+        if source is None or (target / "manifest.json").is_file():
+            continue
+        # The manifest comes last: until it is there, the folder holds no lists and training would mine.
+        for path in sorted(source.iterdir(), key=lambda path: path.name == "manifest.json"):
+            with atomic_write(target / path.name) as temporary:
+                shutil.copyfile(path, temporary)
+
+
+def _find(stage: StageRecipe, siblings: Mapping[Path, Recipe]) -> Path | None:
+    if stage.negatives is None:
+        return None
+    wanted = stage.negatives
+    for folder, recipe in siblings.items():
+        names = {other.name for other in recipe.stages}
+        for other in recipe.stages:
+            lists = folder / "stages" / other.name / "negatives"
+            same = other.negatives is not None and _mined_alike(other.negatives, wanted)
+            # A stage mined with by its name belongs to one run alone.
+            if same and wanted.source not in names and (lists / "manifest.json").is_file():
+                return lists
+    return None
+
+
+def _mined_alike(one: NegativesRecipe, other: NegativesRecipe) -> bool:
+    return one.source == other.source and one.mining() == other.mining()

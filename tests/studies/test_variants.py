@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from quintet.errors import RecipeError
-from quintet.training.studies.study import Layout, Row, Study, Variant, differences
+from quintet.studies.variants import Layout, Row, Study, Variant, differences
 
 
 def test_a_mark_becomes_the_run_folder_of_the_same_seed(tiny_recipe: dict[str, Any], tmp_path: Path) -> None:

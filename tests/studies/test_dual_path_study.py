@@ -14,13 +14,12 @@ from quintet.losses import OBJECTIVES
 from quintet.report.analysis.distributions import split_similarities
 from quintet.runs.checkpoint import load_tensors
 from quintet.runs.run import open_run
+from quintet.studies.expand import build_study
+from quintet.studies.runner import Settings, run_study
+from quintet.studies.variants import Study
 from quintet.training.build import build_matcher, build_tokenizer, complete_model, open_data
 from quintet.training.recipe import list_recipes, load_recipe, parse_recipe
 from quintet.training.recipe_models import Recipe
-from quintet.training.studies import STUDIES
-from quintet.training.studies.dual_path import dual_path_study
-from quintet.training.studies.engine import Settings, run_study
-from quintet.training.studies.study import Study
 
 TABLE_2 = ["instance-1", "ranking-1", "instance-2", "ranking-2", "instance-ranking", "full"]
 
@@ -69,7 +68,7 @@ def recipe_of(study: Study, key: str) -> Recipe:
 
 
 def test_table_two_differs_in_losses_and_starts_alone(base: Recipe) -> None:
-    study = dual_path_study(base, tables=[2])
+    study = build_study("dual-path", base, tables=[2])
     assert [variant.key for variant in study.variants] == TABLE_2
     assert study.reference == "full"
     found = {key: recipe_of(study, key).stages for key in TABLE_2}
@@ -99,7 +98,7 @@ def test_table_two_differs_in_losses_and_starts_alone(base: Recipe) -> None:
 
 def test_the_other_tables_change_one_thing_of_stage_one(content: dict[str, Any], tmp_path: Path) -> None:
     base = parse_recipe(with_vectors(content, tmp_path / "vectors.txt"))
-    study = dual_path_study(base, tables=[3, 4, 5, 6], categories=[2, 5])
+    study = build_study("dual-path", base, tables=[3, 4, 5, 6], categories=[2, 5])
     assert [variant.key for variant in study.variants] == [
         "instance-1",
         "text-resnet50",
@@ -136,7 +135,7 @@ def test_the_other_tables_change_one_thing_of_stage_one(content: dict[str, Any],
 
 
 def test_random_words_are_the_same_words_without_their_vectors(content: dict[str, Any], tmp_path: Path) -> None:
-    study = dual_path_study(parse_recipe(with_vectors(content, tmp_path / "vectors.txt")), tables=[5])
+    study = build_study("dual-path", parse_recipe(with_vectors(content, tmp_path / "vectors.txt")), tables=[5])
     tables, words = {}, {}
     for key in ("instance-1", "random-words"):
         recipe = recipe_of(study, key)
@@ -152,20 +151,20 @@ def test_random_words_are_the_same_words_without_their_vectors(content: dict[str
 
 def test_what_cannot_be_compared_is_said(content: dict[str, Any]) -> None:
     content["matcher"]["text_layout"] = "resnet152"
-    study = dual_path_study(parse_recipe(content), tables=[3, 5])
+    study = build_study("dual-path", parse_recipe(content), tables=[3, 5])
     assert [variant.key for variant in study.variants] == ["instance-1"]
     assert "no deeper text CNN than resnet152" in study.notes[0]
     assert "data.tokenizer.word_vectors=FILE" in study.notes[1]
 
 
 def test_categories_are_as_many_per_group_as_in_the_paper(content: dict[str, Any]) -> None:
-    study = dual_path_study(parse_recipe(content), tables=[4])  # 12 training groups: 0.3 and 1.06 categories
+    study = build_study("dual-path", parse_recipe(content), tables=[4])  # 12 training groups: 0.3 and 1.06 categories
     assert [variant.key for variant in study.variants] == ["instance-1", "categories2"]
 
 
 @pytest.mark.parametrize("name", [name for name in list_recipes() if name.startswith("dual-path-")])
 def test_shipped_recipes_have_the_two_stages(name: str, tiny_corpus: Path) -> None:
-    study = STUDIES.create("dual-path", base=load_recipe(name, [f"data.corpus={tiny_corpus}"]), categories=[3])
+    study = build_study("dual-path", load_recipe(name, [f"data.corpus={tiny_corpus}"]), categories=[3])
     for variant in study.variants:
         recipe = parse_recipe(variant.content(0))
         for part in recipe.stages:
@@ -184,14 +183,14 @@ def test_shipped_recipes_have_the_two_stages(name: str, tiny_corpus: Path) -> No
 )
 def test_other_recipes_are_refused(content: dict[str, Any], change: dict[str, Any], message: str) -> None:
     with pytest.raises(RecipeError, match=message):
-        dual_path_study(parse_recipe(content | change))
-    with pytest.raises(RecipeError, match="2 to 6, got 7"):
-        dual_path_study(parse_recipe(content), tables=[7])
+        build_study("dual-path", parse_recipe(content | change))
+    with pytest.raises(RecipeError, match="2, 3, 4, 5, 6; got 7"):
+        build_study("dual-path", parse_recipe(content), tables=[7])
 
 
 def test_losses_and_stages_with_their_overlap(base: Recipe, tiny_corpus: Path, tmp_path: Path) -> None:
     settings = Settings(seeds=(0,), device="cpu", bootstrap=0, resamples=20)
-    summary = run_study(dual_path_study(base, tables=[2]), tmp_path, settings)
+    summary = run_study(build_study("dual-path", base, tables=[2]), tmp_path, settings)
     assert not_trained(summary) == []
     run = open_run(tmp_path / "runs" / "full-seed0")
     corpus = Corpus.open(tiny_corpus)
@@ -215,7 +214,7 @@ def test_losses_and_stages_with_their_overlap(base: Recipe, tiny_corpus: Path, t
 def test_all_tables_with_spread(content: dict[str, Any], tmp_path: Path) -> None:
     base = parse_recipe(with_vectors(content, tmp_path / "vectors.txt"))
     settings = Settings(seeds=(0, 1), device="cpu", bootstrap=0, resamples=20)
-    summary = run_study(dual_path_study(base, categories=[3]), tmp_path / "out", settings)
+    summary = run_study(build_study("dual-path", base, categories=[3]), tmp_path / "out", settings)
     assert not_trained(summary) == []
     assert len(summary["variants"]) == 6 + 4
     text = (tmp_path / "out" / "tables.md").read_text(encoding="utf-8")

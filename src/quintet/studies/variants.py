@@ -91,10 +91,11 @@ class Column:
 
 @dataclass(frozen=True)
 class Trained:
-    """What an extra measurement may look at: the runs and recipes of one seed, by variant."""
+    """What an extra measurement may look at: the runs and recipes of one seed, and their labels, by variant."""
 
     folders: Mapping[str, Path]
     recipes: Mapping[str, Recipe]
+    labels: Mapping[str, str]
     device: str
 
 
@@ -105,8 +106,12 @@ class Extra:
     key: str
     title: str
     columns: tuple[Column, ...]
-    needs: tuple[str, ...]
+    labels: Mapping[str, str]  # of the variants that it looks at
     measure: Callable[[Trained], list[dict[str, Any]]]
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return tuple(self.labels)
 
 
 @dataclass(frozen=True)
@@ -119,8 +124,6 @@ class Study:
     variants: tuple[Variant, ...]
     tables: tuple[Layout, ...]
     extras: tuple[Extra, ...] = ()
-    # called before a run starts with its folder, its recipe, and the finished runs of the same seed with theirs
-    prepare: Callable[[Path, Recipe, Mapping[Path, Recipe]], None] | None = None
     measures: tuple[Measure, ...] = ()
     notes: tuple[str, ...] = ()  # what a reader of the tables has to know
 

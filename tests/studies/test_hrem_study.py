@@ -8,12 +8,14 @@ import pytest
 
 from quintet.errors import QuintetError, RecipeError
 from quintet.losses import OBJECTIVES
+from quintet.studies.expand import build_study
+from quintet.studies.measurements import loss_curves
+from quintet.studies.runner import Settings, run_study
+from quintet.studies.variants import Study, Trained
 from quintet.training.recipe import load_recipe, parse_recipe
 from quintet.training.recipe_models import Recipe
-from quintet.training.studies import STUDIES
-from quintet.training.studies.engine import Settings, run_study
-from quintet.training.studies.hrem import HREM, hrem_study, loss_rows
-from quintet.training.studies.study import Study, Trained
+
+HREM = "hrem"
 
 
 def recipe_of(study: Study, key: str) -> Recipe:
@@ -25,7 +27,7 @@ def relation(study: Study, key: str) -> dict[str, Any]:
 
 
 def test_table_3() -> None:
-    study = STUDIES.create("hrem", base=load_recipe("hrem-fusion-bert-f30k"), ablations=True)
+    study = build_study("hrem", load_recipe("hrem-fusion-bert-f30k"), ablations=True)
     hierarchical, instance = study.tables[1:]
     assert [row.variant for row in hierarchical.rows] == [
         *("without-fragments", "without-visual", "without-textual", "without-relations", "intra", "inter", HREM)
@@ -48,14 +50,16 @@ def test_table_3() -> None:
 
 
 def test_what_a_recipe_lacks_already_is_not_trained_again() -> None:
-    study = hrem_study(load_recipe("hrem-fusion-scenes", ["stages.online.batches.kind=random"]), ablations=True)
+    study = build_study(
+        "hrem", load_recipe("hrem-fusion-scenes", ["stages.online.batches.kind=random"]), ablations=True
+    )
     assert study.tables[2].rows[4].variant == HREM
     assert "without-neighbours" not in [variant.key for variant in study.variants]
 
 
 def test_figure_6_changes_one_number_at_a_time() -> None:
     base = load_recipe("hrem-standalone-f30k")
-    study = hrem_study(base, relevance_weight=[0.5, 1.5], top=[5, 10], neighbours=[0.3, 0.5])
+    study = build_study("hrem", base, relevance_weight=[0.5, 1.5], top=[5, 10], neighbours=[0.3, 0.5])
     assert [variant.key for variant in study.variants] == [HREM, "relevance_weight0.5", "top5", "neighbours0.3"]
     assert [row.label for row in study.tables[1].rows] == ["λ = 0.5", "λ = 1.5"]
     assert [[row.variant for row in table.rows][1] for table in study.tables[1:]] == [HREM] * 3, (
@@ -66,8 +70,10 @@ def test_figure_6_changes_one_number_at_a_time() -> None:
 
 
 def test_recipes_without_relations_are_refused() -> None:
+    with pytest.raises(RecipeError, match="needs a recipe of matcher 'hrem'; 'vse-scenes' is of matcher 'vse\\+\\+'"):
+        build_study("hrem", load_recipe("vse-scenes"))
     with pytest.raises(RecipeError, match="one stage with the relation loss"):
-        hrem_study(load_recipe("vse-scenes"))
+        build_study("hrem", load_recipe("hrem-fusion-scenes", ["stages.online.loss={triplet: {}}"]))
 
 
 @pytest.fixture
@@ -79,7 +85,7 @@ def tiny_hrem(tiny_recipe: dict[str, Any]) -> Recipe:
 
 
 def test_it_trains_with_special_samples_and_loss_curves(tiny_hrem: Recipe, tmp_path: Path) -> None:
-    study = hrem_study(tiny_hrem, neighbours=[0.3], hard_samples=True, curves=True)
+    study = build_study("hrem", tiny_hrem, neighbours=[0.3], hard_samples=True, curves=True)
     assert [variant.key for variant in study.variants] == [HREM, "neighbours0.3", "without-relations"]
     summary = run_study(study, tmp_path / "out", Settings(seeds=(0,), device="cpu", bootstrap=0, resamples=20))
     special = summary["extras"]["special_samples"]["rows"]
@@ -98,6 +104,6 @@ def test_it_trains_with_special_samples_and_loss_curves(tiny_hrem: Recipe, tmp_p
     text = (tmp_path / "out" / "tables.md").read_text(encoding="utf-8")
     assert "## Hard and infrequent samples (Table 4 of the paper)" in text
     assert "| infrequent |" in text
-    trained = Trained({HREM: tmp_path / "out" / "runs" / "without-relations-seed0"}, {}, "cpu")
+    folders = {HREM: tmp_path / "out" / "runs" / "without-relations-seed0"}
     with pytest.raises(QuintetError, match="after the relations had started"):
-        loss_rows(trained, "online")
+        loss_curves(Trained(folders, {HREM: tiny_hrem}, {HREM: "HREM"}, "cpu"))

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from quintet.studies.runner import share_lists
 from quintet.training.recipe import parse_recipe
 from quintet.training.recipe_models import Recipe
-from quintet.training.studies.shared_lists import share_lists
 
 
 def make(recipe: dict[str, Any], **negatives: Any) -> Recipe:

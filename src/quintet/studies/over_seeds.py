@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 from quintet.evaluation.result import load_ranks, provenance
 from quintet.evaluation.significance import paired_test
-from quintet.training.studies.measure import Measurement
-from quintet.training.studies.study import Study, Variant
+from quintet.studies.measurements import Measurement
+from quintet.studies.variants import Study, Variant
 
 FORMAT, VERSION = "quintet-study", 1
 Metrics = dict[str, float]

@@ -14,10 +14,10 @@ from quintet.errors import QuintetError, RunError
 from quintet.evaluation.result import load_ranks
 from quintet.evaluation.significance import paired_test
 from quintet.files import read_json
+from quintet.studies.runner import Settings, run_study
+from quintet.studies.variants import Column, Extra, Layout, Row, Study, Trained, Variant
 from quintet.training import stages
 from quintet.training.logs import Silent
-from quintet.training.studies.engine import Settings, run_study
-from quintet.training.studies.study import Column, Extra, Layout, Row, Study, Trained, Variant
 
 QUICK = Settings(seeds=(0, 1), device="cpu", bootstrap=20, resamples=200)
 
@@ -270,16 +270,17 @@ def test_an_extra_is_measured_once_and_may_fail(tiny_recipe: dict[str, Any], tmp
         return [{"label": "Plain", "seconds": 1.5}]
 
     columns = (Column("label", "model"), Column("seconds", "seconds", "{:.2f}"))
-    study = make_study(tiny_recipe, extras=(Extra("speed", "How fast", columns, ("plain",), measure),))
+    study = make_study(tiny_recipe, extras=(Extra("speed", "How fast", columns, {"plain": "Plain"}, measure),))
     for _ in range(2):
         summary = run_study(study, tmp_path, QUICK)
         assert summary["extras"]["speed"]["rows"] == [{"label": "Plain", "seconds": 1.5}]
         assert "| Plain |    1.50 |" in (tmp_path / "tables.md").read_text(encoding="utf-8")
     assert len(seen) == 1
     assert seen[0].folders == {"plain": tmp_path / "runs" / "plain-seed0"}
+    assert seen[0].labels == {"plain": "Plain"}
 
     def fail(trained: Trained) -> list[dict[str, Any]]:
         raise QuintetError("the clock is broken")
 
-    study = make_study(tiny_recipe, extras=(Extra("broken", "How fast", columns, ("plain",), fail),))
+    study = make_study(tiny_recipe, extras=(Extra("broken", "How fast", columns, {"plain": "Plain"}, fail),))
     assert run_study(study, tmp_path, QUICK)["extras"]["broken"]["reason"] == "the clock is broken"

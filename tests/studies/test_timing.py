@@ -7,11 +7,11 @@ import pytest
 
 from quintet.losses.step import Progress, Step
 from quintet.report.analysis.loss_timing import time_losses
+from quintet.studies import measurements
+from quintet.studies.measurements import timing
+from quintet.studies.variants import Trained
 from quintet.training.recipe import parse_recipe
 from quintet.training.stages import train
-from quintet.training.studies import aoq_timing
-from quintet.training.studies.aoq_timing import time_batches
-from quintet.training.studies.study import Trained
 
 
 def test_what_is_timed_is_each_variants_own_loss_after_its_warm_up(
@@ -24,13 +24,13 @@ def test_what_is_timed_is_each_variants_own_loss_after_its_warm_up(
             terms[key] = set(objective(Step(matcher, batch, Progress())))
         return time_losses(matcher, batch, objectives, **options)
 
-    monkeypatch.setattr(aoq_timing, "time_losses", look)
+    monkeypatch.setattr(measurements, "time_losses", look)
     first = parse_recipe(tiny_recipe)
     train(first, tmp_path / "run", device="cpu")
     tiny_recipe["stages"][0] |= {"loss": {"quintuplet": {"warmup_epochs": 9}}, "negatives": {"from": "runs/none"}}
     recipes = {"online": first, "second": parse_recipe(tiny_recipe)}
-    trained = Trained(dict.fromkeys(recipes, tmp_path / "run"), recipes, "cpu")
-    rows = time_batches(trained, "online", {"online": "A", "second": "A + B"}, repeats=2)
+    labels = {"online": "A", "second": "A + B"}
+    rows = timing(Trained(dict.fromkeys(recipes, tmp_path / "run"), recipes, labels, "cpu"), repeats=2)
     assert [row["label"] for row in rows] == ["A", "A + B"]
     assert [row["batch"] for row in rows] == [6, 6]
     assert rows[0]["relative"] == 1.0

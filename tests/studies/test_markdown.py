@@ -3,8 +3,8 @@ from __future__ import annotations
 from typing import Any
 
 from quintet.evaluation.metrics import RECALLS
-from quintet.training.studies.summary import over_seeds
-from quintet.training.studies.table import markdown_table, render_tables, signed
+from quintet.studies.markdown import markdown_table, render_tables, signed
+from quintet.studies.over_seeds import over_seeds
 
 METRICS = (*RECALLS, "rsum")
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from quintet.training.studies.summary import over_seeds
+from quintet.studies.over_seeds import over_seeds
 
 
 def test_mean_and_sample_standard_deviation() -> None:

@@ -7,12 +7,11 @@ import pytest
 
 from quintet.errors import RecipeError
 from quintet.models import MODELS
+from quintet.studies.expand import build_study
+from quintet.studies.runner import Settings, run_study
+from quintet.studies.variants import Study
 from quintet.training.recipe import load_recipe, parse_recipe
 from quintet.training.recipe_models import Recipe
-from quintet.training.studies import STUDIES
-from quintet.training.studies.engine import Settings, run_study
-from quintet.training.studies.mmca import mmca_study
-from quintet.training.studies.study import Study
 
 
 def recipe_of(study: Study, key: str) -> Recipe:
@@ -20,7 +19,7 @@ def recipe_of(study: Study, key: str) -> Recipe:
 
 
 def test_the_papers_ablations() -> None:
-    study = STUDIES.create("mmca", base=load_recipe("mmca-f30k"), ablations=True)
+    study = build_study("mmca", load_recipe("mmca-f30k"), ablations=True)
     assert [variant.key for variant in study.variants] == [
         *("mmca", "dim64", "dim128", "dim512", "without-cross", "alpha0.1", "alpha0.4", "alpha0.8")
     ]
@@ -45,21 +44,24 @@ def test_the_papers_ablations() -> None:
 
 def test_options_one_by_one() -> None:
     base = load_recipe("mmca-scenes")
-    assert [variant.key for variant in mmca_study(base).variants] == ["mmca"]
-    study = mmca_study(base, dimension=[64, 128])
+    assert [variant.key for variant in build_study("mmca", base).variants] == ["mmca"]
+    study = build_study("mmca", base, dimension=[64, 128])
     assert [row.variant for row in study.tables[1].rows] == ["dim64", "mmca"], "scenes has 128 already"
-    study = mmca_study(base, alpha=[0.4, 0.4])
+    study = build_study("mmca", base, alpha=[0.4, 0.4])
     assert [row.label for row in study.tables[1].rows] == ["α = 0.4"]  # noqa: RUF001
-    assert [variant.key for variant in mmca_study(base, without_cross=True).variants] == ["mmca", "without-cross"]
-    with pytest.raises(RecipeError, match="needs a recipe of the matcher 'mmca'"):
-        mmca_study(load_recipe("scan-t2i-lse-f30k"))
+    assert [variant.key for variant in build_study("mmca", base, without_cross=True).variants] == [
+        "mmca",
+        "without-cross",
+    ]
+    with pytest.raises(RecipeError, match="needs a recipe of matcher 'mmca'"):
+        build_study("mmca", load_recipe("scan-t2i-lse-f30k"))
 
 
 def test_it_trains_and_fills_in_the_tables(tiny_recipe: dict[str, Any], tmp_path: Path) -> None:
     tiny_recipe["matcher"] = {"name": "mmca", "text": "small", "text_dim": 8, "text_layers": 1, "embed_dim": 8}
     tiny_recipe["matcher"] |= {"heads": 2, "filters": 4, "text_heads": 2}
     tiny_recipe["stages"][0] |= {"epochs": 1}
-    study = mmca_study(parse_recipe(tiny_recipe), dimension=[8], alpha=[0.2], without_cross=True)
+    study = build_study("mmca", parse_recipe(tiny_recipe), dimension=[8], alpha=[0.2], without_cross=True)
     summary = run_study(study, tmp_path / "out", Settings(seeds=(0,), device="cpu", bootstrap=0, resamples=20))
     assert all(run["status"] == "trained" for found in summary["variants"].values() for run in found["runs"])
     text = (tmp_path / "out" / "tables.md").read_text(encoding="utf-8")

@@ -9,10 +9,10 @@ from quintet.data.corpus import Corpus, Split
 from quintet.evaluation.result import load_ranks
 from quintet.evaluation.scoring import Member
 from quintet.files import read_json, write_json
+from quintet.studies.measurements import Measurement, measure_run, training_seconds
+from quintet.studies.variants import Measure
 from quintet.training.recipe import parse_recipe
 from quintet.training.stages import train
-from quintet.training.studies.measure import Measurement, measure_run, training_seconds
-from quintet.training.studies.study import Measure
 
 
 @pytest.fixture

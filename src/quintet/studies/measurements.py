@@ -1,0 +1,182 @@
+"""What a study measures: every finished run on the test split, and the measurements that its file names.
+
+A run is measured once: what was measured before, with the same weights on the same pairs, is read back.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from quintet.data.corpus import Corpus, Split, split_checksum
+from quintet.data.tokenizers import load_tokenizer
+from quintet.errors import QuintetError
+from quintet.evaluation.evaluator import encode_split, evaluate_members
+from quintet.evaluation.result import write_result
+from quintet.evaluation.scoring import Member, member_scores
+from quintet.evaluation.special_samples import negative_means, special_samples
+from quintet.files import read_json, read_jsonl
+from quintet.report.analysis.distributions import split_similarities
+from quintet.report.analysis.loss_timing import time_losses, timing_batch
+from quintet.report.analysis.training_curves import term_curves
+from quintet.runs.run import Run, open_run
+from quintet.studies.variants import Measure, Trained
+from quintet.training.build import Objectives, build_objective, open_data
+from quintet.training.recipe_models import StageRecipe
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A result file and the ranks beside it."""
+
+    result: Path
+    ranks: Path
+
+    def content(self) -> dict[str, Any]:
+        return read_json(self.result)
+
+
+def measure_run(
+    folder: Path,
+    corpus: Corpus,
+    split: Split,
+    protocols: Sequence[str],
+    results: Path,
+    *,
+    device: str,
+    block: int | tuple[int, int],
+    bootstrap: int,
+    facts: Mapping[str, Any],
+    measures: Sequence[Measure] = (),
+) -> dict[str, Measurement]:
+    """The run's measurement under each protocol; `facts` are written into the result files.
+
+    `measures` are of the whole split and stand among the metrics of every protocol.
+    """
+    run = open_run(folder, device=device)
+    found = {name: Measurement(*_paths(results, folder.name, name)) for name in protocols}
+    missing = [name for name in protocols if not _still_holds(found[name], run, split, bootstrap, measures)]
+    if not missing:
+        return found
+    began = time.monotonic()
+    images, texts = run.image_batches(corpus, split.images), run.text_batches(split.texts)
+    member = Member(run.matcher, *encode_split(run.matcher, images, texts, split, device), name=run.name)
+    encoding = time.monotonic() - began
+    more = {measure.name: measure.of(member, split) for measure in measures}
+    for name in missing:
+        began = time.monotonic()
+        result = evaluate_members([member], split, name, block, bootstrap, device=device)
+        seconds = {
+            "training": training_seconds(folder),
+            "encoding": round(encoding, 3),
+            "ranking": round(time.monotonic() - began, 3),
+        }
+        result.save_ranks(found[name].ranks)
+        runs = [{"name": run.name, "weights_sha256": run.weights_checksum}]
+        result = replace(result, metrics=result.metrics | more)
+        write_result(found[name].result, result, corpus=corpus.name, runs=runs, seconds=seconds, **facts)
+    return found
+
+
+def training_seconds(folder: Path) -> float:
+    """What the epochs of all stages took; an epoch that was resumed counts from there."""
+    logs = sorted((folder / "stages").glob("*/log.jsonl"))
+    return round(sum(row["seconds"] for log in logs for row in read_jsonl(log) if row["kind"] == "validation"), 3)
+
+
+def _paths(results: Path, run: str, protocol: str) -> tuple[Path, Path]:
+    return results / f"{run}.{protocol}.json", results / f"{run}.{protocol}.npz"
+
+
+def _still_holds(measurement: Measurement, run: Run, split: Split, bootstrap: int, measures: Sequence[Measure]) -> bool:
+    """Whether a file is there that was measured with these weights on these pairs."""
+    if not (measurement.result.is_file() and measurement.ranks.is_file()):
+        return False
+    content = measurement.content()
+    return (
+        content["provenance"]["runs"][0]["weights_sha256"] == run.weights_checksum
+        and content["split_checksum"] == split_checksum(split)
+        and content["settings"]["bootstrap"] == bootstrap
+        and all(measure.name in content["metrics"] for measure in measures)
+    )
+
+
+def _overlap(member: Member, split: Split) -> float:
+    """The indicator S of Dual-Path's Eq. 10."""
+    return split_similarities([member], split).overlap
+
+
+def timing(trained: Trained, repeats: int = 20) -> list[dict[str, Any]]:
+    """Seconds per training batch of each variant's last losses, after their warm-up, on one batch (AOQ supplement).
+
+    It is the first batch of the first variant, with its run's matcher.
+    """
+    first = next(iter(trained.labels))
+    data = open_data(trained.recipes[first], lambda _: None)
+    run = open_run(trained.folders[first], device=trained.device)
+    tokenizer = load_tokenizer(trained.folders[first] / "tokenizer.json")
+    batch = timing_batch(trained.recipes[first], data, tokenizer, run.matcher).to(trained.device)
+    objectives: dict[str, Objectives] = {
+        key: build_objective(past_warmup(trained.recipes[key].stages[-1]), run.matcher, tokenizer, data)
+        for key in trained.labels
+    }
+    rows = time_losses(run.matcher, batch, objectives, repeats=repeats)
+    return [row | {"label": trained.labels[row["loss"]]} for row in rows]
+
+
+def past_warmup(stage: StageRecipe) -> StageRecipe:
+    """The stage without the warm-up of its losses: what is timed is the loss that comes after it."""
+    loss = {
+        name: {key: value for key, value in arguments.items() if not key.startswith("warmup")}
+        for name, arguments in stage.loss.items()
+    }
+    return stage.model_copy(update={"loss": loss})
+
+
+def special_samples_of(trained: Trained) -> list[dict[str, Any]]:
+    """R@1 on hard and on infrequent test samples (HREM, Table 4), chosen by the first variant's scores."""
+    first = next(iter(trained.labels))
+    data = trained.recipes[first].data
+    assert data.corpus is not None
+    corpus = Corpus.open(data.corpus)
+    split = corpus.split(data.test)
+    members = {}
+    for key in trained.labels:
+        run = open_run(trained.folders[key], device=trained.device)
+        images, texts = run.image_batches(corpus, split.images), run.text_batches(split.texts)
+        members[key] = Member(run.matcher, *encode_split(run.matcher, images, texts, split, trained.device), name=key)
+    ranks = {
+        key: evaluate_members([member], split, bootstrap=0, device=trained.device).ranks[0]
+        for key, member in members.items()
+    }
+    scores = member_scores([members[first]], trained.device)
+    rows = special_samples(ranks, *negative_means(scores, split.image_groups, split.text_groups))
+    return [row | {"label": trained.labels[row["run"]]} for row in rows]
+
+
+def loss_curves(trained: Trained) -> list[dict[str, Any]]:
+    """HREM's triplet loss of initial and of enhanced embeddings, a mean for each epoch that has both (Figure 7)."""
+    (key,) = trained.labels
+    (stage,) = (stage.name for stage in trained.recipes[key].stages if "relation" in stage.loss)
+    found = term_curves(trained.folders[key], ("initial", "enhanced")).get(stage, {})
+    if "relation.enhanced" not in found:
+        raise QuintetError("not measured: no epoch was logged after the relations had started")
+    lines = zip(found["epoch"], found["relation.initial"], found["relation.enhanced"], strict=True)
+    return [
+        {"epoch": int(epoch), "initial": initial, "enhanced": enhanced}
+        for epoch, initial, enhanced in lines
+        if enhanced == enhanced  # NaN before
+    ]
+
+
+# What a study's file names under `measures`: a number of every run.
+MEASURES = {"S": Measure("S", _overlap, digits=4)}
+# What it names under `extras`: the rows of a table of its own.
+EXTRAS: dict[str, Callable[[Trained], list[dict[str, Any]]]] = {
+    "timing": timing,
+    "special_samples": special_samples_of,
+    "loss_curves": loss_curves,
+}
