@@ -135,7 +135,7 @@ def test_encoding_ignores_dropout_and_puts_every_module_back(make_split: MakeSpl
 
 def test_a_module_is_put_back_also_after_an_error() -> None:
     matcher = Tiny().train()
-    with pytest.raises(QuintetError, match="no image to encode"):
+    with pytest.raises(QuintetError, match="no batch to encode"):
         encode_split(matcher, [], [])
     assert matcher.training
 

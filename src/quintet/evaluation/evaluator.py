@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from rich.console import RenderableType
@@ -38,11 +38,10 @@ from quintet.evaluation.significance import Difference, bootstrap_intervals, pai
 from quintet.evaluation.special_samples import negative_means, special_samples
 from quintet.files import write_json
 from quintet.protocols import Matcher, evaluation_mode
-from quintet.runs.devices import full_precision
-from quintet.runs.run import Progress, Run, load, reported
+from quintet.runs.encoding import Progress, encode_batches, reported
+from quintet.runs.run import Run, as_run
 from quintet.runs.run_folder import default_corpus
 
-Batch = TypeVar("Batch", ImageBatch, TextBatch)
 PAIRED_RESAMPLES = 10_000
 
 
@@ -136,7 +135,7 @@ def evaluate(
     given = [runs] if isinstance(runs, Run | str | Path) else list(runs)
     if not given:
         raise QuintetError("there is no run to evaluate")
-    opened = [_opened(run, device) for run in [*given, *([] if compare is None else [compare])]]
+    opened = [as_run(run, device=device) for run in [*given, *([] if compare is None else [compare])]]
     place = opened[0].device
     for run in opened:
         run.to(place)
@@ -178,12 +177,6 @@ def evaluate(
         },
         title=_title(whole, chosen, results),
     )
-
-
-def _opened(run: Run | Path | str, device: torch.device | str | None) -> Run:
-    if isinstance(run, Run):
-        return run if device is None else run.to(device)
-    return load(run, device="auto" if device is None else device)
 
 
 def named_results(results: Sequence[Result]) -> dict[str, Result]:
@@ -292,25 +285,11 @@ def encode_split(
     Batches are moved to `device`, where the matcher must be, and their codes to `keep`. With a `split` the number of
     rows is checked against it.
     """
-    with torch.no_grad(), evaluation_mode(matcher), full_precision(torch.device(device)):
-        images = _encode(matcher.encode_images, image_batches, device, keep, "image")
-        texts = _encode(matcher.encode_texts, text_batches, device, keep, "text")
+    images = encode_batches(matcher, image_batches, device, keep)
+    texts = encode_batches(matcher, text_batches, device, keep)
     if split is not None:
         _check_size(images, texts, split)
     return images, texts
-
-
-def _encode(
-    encode: Callable[[Batch], Codes],
-    batches: Iterable[Batch],
-    device: torch.device | str,
-    keep: torch.device | str,
-    kind: str,
-) -> Codes:
-    parts = [encode(batch.to(device)).to(keep) for batch in batches]
-    if not parts:
-        raise QuintetError(f"there is no {kind} to encode")
-    return Codes.cat(parts)
 
 
 def _check_size(images: Codes, texts: Codes, split: Split) -> None:

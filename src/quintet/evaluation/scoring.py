@@ -14,7 +14,8 @@ from quintet.errors import QuintetError
 from quintet.evaluation.ranks import ScoreBlock
 from quintet.protocols import Matcher
 from quintet.runs.devices import full_precision
-from quintet.runs.run import Progress, Run
+from quintet.runs.encoding import Progress
+from quintet.runs.run import Run
 
 # Matrix products of different shapes round differently, so a matcher is always asked for tiles of this one shape (the
 # last ones filled up): scores, and with them ranks, are then the same bits whatever the block size. A GPU is asked for

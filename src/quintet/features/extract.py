@@ -20,7 +20,7 @@ from quintet.data.loading import batches_ahead
 from quintet.errors import CorpusError, ImageError, QuintetError
 from quintet.features.job import Dtype, FeatureJob, Skipped, finished_features, image_fingerprint
 from quintet.runs.devices import cores_for_decoding, pick_device
-from quintet.runs.run import Progress, reported
+from quintet.runs.encoding import Progress, reported
 
 MAX_SIDE = 64  # cells along a side of an image
 

@@ -28,7 +28,8 @@ from quintet.mining.exclude import Exclusions
 from quintet.mining.journal import VERSION, Journal, remove_journal
 from quintet.mining.sweep import Sweep
 from quintet.protocols import Matcher, evaluation_mode
-from quintet.runs.run import Progress, Run, load, reported
+from quintet.runs.encoding import Progress, reported
+from quintet.runs.run import Run, as_run
 from quintet.runs.run_folder import default_corpus
 
 CPU_MEMORY = 2**30
@@ -69,7 +70,7 @@ def mine(
         lists = quintet.mine("runs/first", "corpora/f30k", top_texts=300)
         lists.texts[7]  # rows of the split's texts, hardest first
     """
-    run = _opened(run, stage, device)
+    run = as_run(run, stage=stage, device=device)
     with distributed.process_group(run.device):
         corpus = as_corpus(corpus if corpus is not None else default_corpus([run.folder]))
         split = corpus.split(split) if isinstance(split, str) else split
@@ -336,14 +337,6 @@ def _add_up(array: np.ndarray, device: torch.device, memory: int) -> None:
 def _default_memory(device: torch.device) -> int:
     """Half of what is free on a GPU, a fixed modest share of a computer's memory."""
     return torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else CPU_MEMORY
-
-
-def _opened(run: Run | Path | str, stage: str | None, device: torch.device | str | None) -> Run:
-    if not isinstance(run, Run):
-        return load(run, stage=stage, device="auto" if device is None else device)
-    if stage is not None:
-        raise QuintetError(f"run {run.name!r} is open already; name stage {stage!r} when you load it")
-    return run if device is None else run.to(device)
 
 
 def _finished(out: Path, run: Run, split: Split, options: dict[str, Any]) -> NegativeLists | None:

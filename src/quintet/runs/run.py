@@ -9,11 +9,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
-from contextlib import contextmanager
-from itertools import chain, islice
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias, cast
+from typing import Any
 
 import torch
 from PIL.Image import Image as PILImage
@@ -24,59 +22,33 @@ from quintet.codes import Codes
 from quintet.data.batches import ImageBatch, TextBatch
 from quintet.data.corpus import Corpus, Image, Split, Text
 from quintet.data.feature_store import FeatureStore
-from quintet.data.images import open_image
-from quintet.data.loading import (
-    FeatureImages,
-    ImageSource,
-    PixelImages,
-    TokenizedTexts,
-    batches_ahead,
-    image_batches,
-    text_batches,
-)
-from quintet.data.tokenizers import Tokenizer, load_tokenizer, text_batch
+from quintet.data.loading import FeatureImages, ImageSource, PixelImages, TokenizedTexts, image_batches, text_batches
+from quintet.data.tokenizers import Tokenizer, load_tokenizer
 from quintet.errors import ArgumentError, QuintetError, RecipeError, RunError
 from quintet.files import read_json
 from quintet.models import MODELS, create_model
-from quintet.protocols import Matcher, evaluation_mode, preprocess_of
+from quintet.protocols import Matcher, preprocess_of
 from quintet.runs.checkpoint import load_tensors, load_weights
-from quintet.runs.devices import cores_for_decoding, full_precision, pick_device
+from quintet.runs.devices import pick_device
+from quintet.runs.encoding import (
+    ImageFile,
+    ImageView,
+    PixelView,
+    Progress,
+    batches_only,
+    encode_batches,
+    inference,
+    look_ahead,
+    positive,
+    read_batches,
+    reported,
+    token_batches,
+)
 from quintet.runs.run_folder import file_checksum, find_weights, locate, read_head
-
-ImageFile: TypeAlias = str | os.PathLike[str] | PILImage
-Progress: TypeAlias = Callable[[int, int | None], None]  # done, and in all (None: not known beforehand)
 
 IMAGES_AT_ONCE, TEXTS_AT_ONCE = 32, 128
 SCORED_AT_ONCE = (1024, 4096)  # images and texts: 16 MB of scores; matchers bound what they need besides
 WORKERS = 4  # threads that decode images
-
-
-class ImageView(Protocol):
-    """How a run looks at an image: what it does to the pixels, and the batch it makes of them."""
-
-    @property
-    def preprocess(self) -> Callable[[PILImage], Tensor]:
-        """An RGB image -> (3, height, width). Threads may call it."""
-        ...
-
-    def batch(self, pixels: Tensor, sizes: Sequence[tuple[int, int]]) -> ImageBatch:
-        """(n, 3, height, width) of images that had these (width, height)."""
-        ...
-
-    def to(self, device: torch.device | str) -> ImageView: ...
-
-
-class PixelView:
-    """The view of a matcher with an image tower of its own."""
-
-    def __init__(self, preprocess: Callable[[PILImage], Tensor]) -> None:
-        self.preprocess = preprocess
-
-    def batch(self, pixels: Tensor, sizes: Sequence[tuple[int, int]]) -> ImageBatch:
-        return ImageBatch(pixels=pixels)
-
-    def to(self, device: torch.device | str) -> PixelView:
-        return self
 
 
 class Run:
@@ -191,15 +163,14 @@ class Run:
         `keep`: the device of the Codes.
         """
         single = isinstance(images, str | os.PathLike | PILImage | ImageBatch)
-        items = cast(Iterable[ImageFile] | Iterable[ImageBatch], [images] if single else images)
-        first, items, total = _look(items, "image")
-        batches: Iterable[ImageBatch]
+        items: Any = [images] if single else images
+        first, items, total = look_ahead(items, "image")
         if isinstance(first, ImageBatch):
-            batches = _batches_only(cast(Iterable[ImageBatch], items), ImageBatch)
+            batches = batches_only(items, ImageBatch)
         else:
-            batches = self._read(cast(Iterable[ImageFile], items), _positive(batch_size), workers)
-        with reported(progress, f"images with {self.name}", total) as report:
-            return self._encode(map(self._checked_images, batches), self.matcher.encode_images, report, keep)
+            sizes = positive(batch_size), positive(workers, "workers")
+            batches = read_batches(items, self.view, self.device, *sizes)
+        return self._encode(map(self._checked_images, batches), total, "images", progress, keep)
 
     def encode_texts(
         self,
@@ -214,21 +185,19 @@ class Run:
         A text without words is an error. Words that the tokenizer does not know count as unknown words.
         `progress` and `keep` are those of `encode_images`.
         """
-        items = cast(Iterable[str] | Iterable[TextBatch], [texts] if isinstance(texts, str | TextBatch) else texts)
-        first, items, total = _look(items, "text")
-        batches: Iterable[TextBatch]
+        items: Any = [texts] if isinstance(texts, str | TextBatch) else texts
+        first, items, total = look_ahead(items, "text")
         if isinstance(first, TextBatch):
-            batches = _batches_only(cast(Iterable[TextBatch], items), TextBatch)
+            batches = batches_only(items, TextBatch)
         else:
-            batches = self._tokenized(cast(Iterable[str], items), _positive(batch_size))
-        with reported(progress, f"texts with {self.name}", total) as report:
-            return self._encode(map(self._checked_texts, batches), self.matcher.encode_texts, report, keep)
+            batches = token_batches(items, self._required_tokenizer(), positive(batch_size))
+        return self._encode(map(self._checked_texts, batches), total, "texts", progress, keep)
 
     def score(self, image_codes: Codes, text_codes: Codes) -> Tensor:
         """(n_images, n_texts) float32 on the CPU: every image against every text, block by block."""
         _check_codes(image_codes, text_codes)
         scores = torch.empty(len(image_codes), len(text_codes))
-        with self._inference():
+        with inference(self.matcher, self.device):
             for images in _slices(len(image_codes), SCORED_AT_ONCE[0]):
                 part = image_codes[images].to(self.device)
                 for texts in _slices(len(text_codes), SCORED_AT_ONCE[1]):
@@ -244,7 +213,7 @@ class Run:
                 f"{len(text_codes)} texts; `score` compares all with all"
             )
         scores = torch.empty(len(image_codes))
-        with self._inference():
+        with inference(self.matcher, self.device):
             for rows in _slices(len(scores), SCORED_AT_ONCE[1]):
                 pair = image_codes[rows].to(self.device), text_codes[rows].to(self.device)
                 scores[rows] = self.matcher.score_pairs(*pair).float().cpu()
@@ -307,48 +276,14 @@ class Run:
 
     def _encode(
         self,
-        batches: Iterable[Any],
-        encode: Callable[[Any], Codes],
-        report: Progress,
+        batches: Iterable[ImageBatch] | Iterable[TextBatch],
+        total: int | None,
+        kind: str,
+        progress: bool | Progress,
         keep: torch.device | str,
     ) -> Codes:
-        parts: list[Codes] = []
-        done = 0
-        with self._inference(), cores_for_decoding(self.device):
-            for batch in batches:
-                parts.append(encode(batch.to(self.device)).to(keep))
-                done += len(batch)
-                report(done, None)
-        return Codes.cat(parts) if len(parts) > 1 else parts[0]
-
-    @contextmanager
-    def _inference(self) -> Iterator[None]:
-        with torch.no_grad(), evaluation_mode(self.matcher), full_precision(self.device):
-            yield
-
-    def _read(self, images: Iterable[ImageFile], batch_size: int, workers: int) -> Iterator[ImageBatch]:
-        view = self.view
-
-        def prepare(image: Path | PILImage) -> tuple[Tensor, tuple[int, int]]:
-            upright = image if isinstance(image, PILImage) else open_image(image)
-            return view.preprocess(upright), upright.size
-
-        for _, prepared in batches_ahead(_openable(images), prepare, batch_size, _positive(workers, "workers")):
-            pixels, sizes = zip(*prepared, strict=True)
-            yield view.batch(torch.stack(pixels), sizes)  # (n, 3, height, width) -> fragments (n, L, d), or as it is
-
-    def _tokenized(self, texts: Iterable[str], batch_size: int) -> Iterator[TextBatch]:
-        tokenizer = self._required_tokenizer()
-        numbered = enumerate(texts)
-        while some := list(islice(numbered, batch_size)):
-            for number, text in some:
-                if not isinstance(text, str):
-                    raise ArgumentError(
-                        f"encode_texts takes strings or a TextBatch, but item {number} is a {_kind(text)}"
-                    )
-                if not text.strip():
-                    raise ArgumentError(f"text {number} is empty; say in a few words what the image should show")
-            yield text_batch(tokenizer, [text for _, text in some])
+        with reported(progress, f"{kind} with {self.name}", total) as report:
+            return encode_batches(self.matcher, batches, self.device, keep, lambda done: report(done, None))
 
     def _required_tokenizer(self) -> Tokenizer:
         if self.tokenizer is None:
@@ -430,65 +365,26 @@ def without_start_weights(model: dict[str, Any]) -> dict[str, Any]:
     return model["arguments"] | {key: value for key, value in start.items() if key in known}
 
 
+def as_run(run: Run | Path | str, *, stage: str | None = None, device: torch.device | str | None = None) -> Run:
+    """A run, or what `load` takes. `device`: by default an opened run stays where it is, and a name means "auto"."""
+    if not isinstance(run, Run):
+        return load(run, stage=stage, device="auto" if device is None else device)
+    if stage is not None:
+        raise RunError(f"run {run.name!r} is open already; name stage {stage!r} when you load it")
+    return run if device is None else run.to(device)
+
+
 def open_run(folder: Path | str, *, stage: str | None = None, device: torch.device | str = "cpu") -> Run:
     """`load`, on the CPU unless told otherwise."""
     return load(folder, stage=stage, device=device)
 
 
-Thing = Any
-
-
-def _look(items: Iterable[Thing], kind: str) -> tuple[Thing, Iterable[Thing], int | None]:
-    """The first item, all items again, and how many images or texts they are, if that is known."""
-    if not isinstance(items, Iterable) or isinstance(items, bytes | dict | Tensor):
-        raise ArgumentError(_expected(kind, items))
-    total: int | None = len(items) if isinstance(items, Sized) else None
-    if isinstance(items, Sequence) and all(isinstance(item, ImageBatch | TextBatch) for item in items):
-        total = sum(map(len, items))
-    rest = iter(items)
-    try:
-        first = next(rest)
-    except StopIteration:
-        raise ArgumentError(f"there is no {kind} to encode") from None
-    return first, chain([first], rest), total
-
-
-def _expected(kind: str, found: object, where: str = "") -> str:
-    wanted = "paths, PIL images or an ImageBatch" if kind == "image" else "strings or a TextBatch"
-    return f"encode_{kind}s takes {wanted}, not a {_kind(found)}{where}"
-
-
-def _kind(thing: object) -> str:
-    return f"{type(thing).__module__}.{type(thing).__qualname__}".removeprefix("builtins.")
-
-
-def _openable(images: Iterable[ImageFile]) -> Iterator[Path | PILImage]:
-    for number, image in enumerate(images):
-        if isinstance(image, PILImage):
-            yield open_image(image, name=f"image {number}")  # here: two threads must not decode one PIL image
-        elif isinstance(image, str | os.PathLike):
-            yield Path(image)
-        else:
-            raise ArgumentError(_expected("image", image, f" (item {number})"))
-
-
-def _batches_only(batches: Iterable[Thing], kind: type) -> Iterator[Thing]:
-    for number, batch in enumerate(batches):
-        if not isinstance(batch, kind):
-            raise ArgumentError(f"item {number} is a {_kind(batch)} among prepared {kind.__name__}es; give one kind")
-        yield batch
-
-
-def _positive(number: int, name: str = "batch_size") -> int:
-    if number < 1:
-        raise ArgumentError(f"{name} must be at least 1, got {number}")
-    return number
-
-
 def _check_codes(image_codes: object, text_codes: object) -> None:
     for codes, kind in ((image_codes, "image"), (text_codes, "text")):
         if not isinstance(codes, Codes):
-            raise ArgumentError(f"scores are of Codes; encode these {kind}s first (encode_{kind}s): got {_kind(codes)}")
+            raise ArgumentError(
+                f"scores are of Codes; encode these {kind}s first (encode_{kind}s): got {type(codes).__name__}"
+            )
     assert isinstance(image_codes, Codes)
     assert isinstance(text_codes, Codes)
     for part in ("embedding", "fragments"):
@@ -503,19 +399,3 @@ def _check_codes(image_codes: object, text_codes: object) -> None:
 def _slices(rows: int, size: int) -> Iterator[slice]:
     for start in range(0, rows, size):
         yield slice(start, min(start + size, rows))
-
-
-@contextmanager
-def reported(progress: bool | Callable[[int, Any], None], description: str, total: int | None) -> Iterator[Progress]:
-    """A function that is told how many are done; the total it is given, if any, goes before the one known here."""
-    if callable(progress):
-        function = progress
-        yield lambda done, of: function(done, total if of is None else of)
-    elif not progress:
-        yield lambda done, of: None
-    else:
-        from rich.progress import Progress as Bar
-
-        with Bar() as bar:
-            task = bar.add_task(description, total=total)
-            yield lambda done, of: bar.update(task, completed=done, total=total if of is None else of)
