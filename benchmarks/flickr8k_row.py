@@ -33,7 +33,7 @@ from quintet.runs.run_folder import read_head
 from quintet.studies.expand import build_study
 from quintet.studies.measurements import training_seconds
 from quintet.training import stages
-from quintet.training.build import open_data
+from quintet.training.inputs import open_data
 from quintet.training.logs import Silent
 from quintet.training.recipe import load_recipe
 from quintet.training.recipe_models import Recipe

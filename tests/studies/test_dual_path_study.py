@@ -17,7 +17,8 @@ from quintet.runs.run import open_run
 from quintet.studies.expand import build_study
 from quintet.studies.runner import Settings, run_study
 from quintet.studies.variants import Study
-from quintet.training.build import build_matcher, build_tokenizer, complete_model, open_data
+from quintet.training.build import build_matcher, build_tokenizer, complete_model
+from quintet.training.inputs import open_data
 from quintet.training.recipe import list_recipes, load_recipe, parse_recipe
 from quintet.training.recipe_models import Recipe
 

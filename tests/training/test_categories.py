@@ -12,8 +12,9 @@ from quintet.errors import RecipeError, RunError
 from quintet.losses.instance import InstanceObjective
 from quintet.models import create_model
 from quintet.training import clusters as categories
-from quintet.training.build import Objectives, TrainingData, open_data
+from quintet.training.build import Objectives
 from quintet.training.clusters import assign_categories
+from quintet.training.inputs import TrainingData, open_data
 from quintet.training.recipe import parse_recipe
 
 pytest.importorskip("sklearn")

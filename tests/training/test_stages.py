@@ -245,7 +245,7 @@ def test_features_in_memory_change_nothing(tiny_recipe: dict[str, Any], tmp_path
     train(parse_recipe(tiny_recipe, ["data.keep=disk"]), tmp_path / "disk", device="cpu")
     train(parse_recipe(tiny_recipe, ["data.keep=device"]), tmp_path / "memory", device="cpu")
     assert_same_run(tmp_path / "disk", tmp_path / "memory", ("online",))
-    with pytest.raises(RecipeError, match="goes without"):
+    with pytest.raises(RecipeError, match=r"data\.workers"):
         train(parse_recipe(tiny_recipe, ["data.keep=device", "data.workers=1"]), tmp_path / "both", device="cpu")
 
 
@@ -331,7 +331,7 @@ def test_a_kill_after_the_last_file_of_a_stage_leaves_no_checkpoint(
 
 
 def test_training_on_what_is_measured_is_refused(tiny_recipe: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(CorpusError, match="must not be trained on"):
+    with pytest.raises(CorpusError, match="disjoint"):
         train(parse_recipe(tiny_recipe, ["data.train=test"]), tmp_path / "run", device="cpu")
     with pytest.raises(CorpusError, match="shares groups with the test split"):
         train(parse_recipe(tiny_recipe, ["data.validation=test"]), tmp_path / "run", device="cpu")

@@ -30,7 +30,7 @@ from quintet.studies.measurements import Measurement, measure_run
 from quintet.studies.over_seeds import Outcome, Paired, summarise
 from quintet.studies.variants import Extra, Study, Trained, Variant, differences
 from quintet.training import stages
-from quintet.training.build import open_data
+from quintet.training.inputs import open_data
 from quintet.training.logs import Display, Silent
 from quintet.training.recipe import parse_recipe
 from quintet.training.recipe_models import NegativesRecipe, Recipe, StageRecipe

@@ -1,35 +1,40 @@
-"""Pseudo-categories for the instance loss: groups whose images look alike, found by k-means (Dual-Path, Table IV)."""
+"""K-means over the training images: batches of images that look alike, and pseudo-categories for the instance loss.
+
+Both need scikit-learn. Labels are computed by the first process and kept in the stage's folder: the others read them
+there, and so does a run that is resumed.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from quintet import distributed
-from quintet.codes import Codes
+from quintet.data.batches import ImageBatch
 from quintet.data.corpus import Split
 from quintet.data.loading import image_batches
 from quintet.data.sampling import epoch_batches
 from quintet.errors import QuintetError, RecipeError, RunError
 from quintet.files import atomic_write
 from quintet.protocols import HasImageFeatures, Matcher, evaluation_mode
-from quintet.training.build import Objectives, TrainingData
+from quintet.training.build import Objectives
+from quintet.training.inputs import TrainingData
 from quintet.training.recipe_models import BatchRecipe
 
-CENTRES_FROM, ROUNDS = (
-    4096,
-    10,
-)  # of k-means: vectors looked at between two moves of the centres, passes over all of them
+KMEANS_BATCH, KMEANS_ROUNDS = 4096, 10  # vectors between two updates of the centres, passes over all vectors
 NEIGHBOURS = 2  # the stream of random numbers that shuffles bunches
+BATCH = 128  # images encoded at a time
 
 
 def kmeans(vectors: np.ndarray, clusters: int, *, seed: tuple[int, ...]) -> np.ndarray:
-    """(n,) int64: the cluster of each row of (n, d), a function of the vectors and the seed. Some may be empty.
+    """(n,) int64: the cluster of each row of (n, d), a function of the vectors and the seed. A cluster may be empty.
 
     >>> np.bincount(kmeans(np.array([[0.0], [0.1], [5.0], [5.1]]), 2, seed=(0,))).tolist()
     [2, 2]
@@ -38,9 +43,9 @@ def kmeans(vectors: np.ndarray, clusters: int, *, seed: tuple[int, ...]) -> np.n
         raise ValueError(f"{len(vectors)} vectors cannot make {clusters} clusters")
     found = require_clustering().MiniBatchKMeans(
         clusters,
-        batch_size=CENTRES_FROM,
-        max_iter=ROUNDS,
-        max_no_improvement=None,  # stopping early would hang on sums whose rounding depends on the number of threads
+        batch_size=KMEANS_BATCH,
+        max_iter=KMEANS_ROUNDS,
+        max_no_improvement=None,  # early stopping depends on sums, whose rounding depends on the number of threads
         n_init=1,
         random_state=int(np.random.SeedSequence(seed).generate_state(1)[0]),
     )
@@ -48,7 +53,7 @@ def kmeans(vectors: np.ndarray, clusters: int, *, seed: tuple[int, ...]) -> np.n
 
 
 def require_clustering() -> Any:
-    """scikit-learn's module of clusterings, or how to get it."""
+    """The module `sklearn.cluster`, or an error that says how to install it."""
     try:
         return import_module("sklearn.cluster")
     except ImportError:
@@ -56,6 +61,9 @@ def require_clustering() -> Any:
             "k-means (batches of neighbours, pseudo-categories) needs scikit-learn: `pip install 'quintet[cluster]'`; "
             "or set batches.kind=random, or leave `categories` out"
         ) from None
+
+
+# Batches of neighbours.
 
 
 def neighbour_batches(
@@ -70,24 +78,24 @@ def neighbour_batches(
 ) -> list[np.ndarray]:
     """Batches, each (n, 2) of image row and text row, made of bunches of `per_cluster` images of one cluster.
 
-    `clusters` (n_images,) says which cluster each image is in. A bunch holds different images with one of their
-    texts each; a batch is batch_size / per_cluster bunches, P x K in the paper's letters. As with random batches, an
-    epoch visits every text once (`per="texts"`) or every image once (`per="images"`), in as many batches: the
-    images that no full bunch of their cluster takes make up mixed ones.
+    `clusters` (n_images,) holds the cluster of each image. A bunch has different images with one of their texts each;
+    a batch has batch_size / per_cluster bunches (P x K). As with random batches, an epoch visits every text once
+    (`per="texts"`) or every image once (`per="images"`), in as many batches. Images that are left over after the full
+    bunches of their cluster make mixed batches.
     """
     [pairs] = epoch_batches(split, len(split.images) + len(split.texts), seed=seed, per=per)  # all, in random order
     rng = np.random.default_rng((*seed, NEIGHBOURS))
     bunches, rest = [], []
     for visit in _visits(pairs):
         full, left = _bunches(visit, clusters[visit[:, 0]], per_cluster)
-        bunches += [full[place] for place in rng.permutation(len(full))]
+        bunches += [full[index] for index in rng.permutation(len(full))]
         rest.append(left)
     mixed = np.concatenate(rest)
     pairs = np.concatenate([*bunches, mixed[rng.permutation(len(mixed))]])
     batches = [pairs[start : start + batch_size] for start in range(0, len(pairs), batch_size)]
     if len(batches) > 1 and len(batches[-1]) < (batch_size if drop_last else 2):
         batches.pop()
-    return [batches[place] for place in rng.permutation(len(batches))]
+    return [batches[index] for index in rng.permutation(len(batches))]
 
 
 def _visits(pairs: np.ndarray) -> list[np.ndarray]:
@@ -101,23 +109,25 @@ def _visits(pairs: np.ndarray) -> list[np.ndarray]:
 
 
 def _bunches(pairs: np.ndarray, labels: np.ndarray, size: int) -> tuple[list[np.ndarray], np.ndarray]:
-    """Full bunches of one cluster each, and the pairs that are left."""
+    """Full bunches of one cluster each, and the pairs that are left over."""
     order = np.argsort(labels, kind="stable")
     members = np.split(pairs[order], np.flatnonzero(np.diff(labels[order])) + 1)
     full = [part[start : start + size] for part in members for start in range(0, len(part) - size + 1, size)]
     return full, np.concatenate([part[len(part) - len(part) % size :] for part in members])
 
 
-BATCH = 128
-
-
 def refresh_epoch(batches: BatchRecipe, epoch: int) -> int:
-    """The epoch whose first weights the clusters of `epoch` come from.
+    """The epoch at whose start the clusters of `epoch` are computed.
 
     >>> [refresh_epoch(BatchRecipe(kind="neighbours", from_epoch=4, refresh=3), epoch) for epoch in (4, 6, 7)]
     [4, 4, 7]
     """
     return epoch - (epoch - batches.from_epoch) % batches.refresh
+
+
+def cluster_count(batches: BatchRecipe, images: int) -> int:
+    """The number in the recipe, or one that gives a cluster four bunches on average."""
+    return min(images, batches.clusters or max(1, images // (4 * batches.per_cluster)))
 
 
 def image_clusters(
@@ -131,54 +141,28 @@ def image_clusters(
     device: torch.device,
     at_start: bool,
 ) -> np.ndarray:
-    """(n_images,): the cluster of each training image, computed as an epoch starts and kept in the stage's folder.
+    """(n_images,): the cluster of each training image by its current embedding, computed as an epoch starts.
 
-    A run that is resumed later in the epoch reads them back, because its weights are no longer those of the start.
+    A run that is resumed in the middle of an epoch reads the clusters, because its weights have moved on.
     """
     since = refresh_epoch(batches, epoch)
     path = folder / f"clusters-{since}.npy"
     if since == epoch and at_start:
-        vectors = _vectors(matcher, data, device)
-        if distributed.is_main():  # the others read what it found
-            labels = kmeans(vectors, cluster_count(batches, len(vectors)), seed=(*seed, epoch))
-            with atomic_write(path) as temporary, temporary.open("wb") as file:
-                np.save(file, labels, allow_pickle=False)
+        vectors = _of_all_images(matcher, data, device, lambda batch: _embeddings(matcher, batch)).numpy()
+        if distributed.is_main():
+            _save(path, kmeans(vectors, cluster_count(batches, len(vectors)), seed=(*seed, epoch)))
             for old in folder.iterdir():
                 if old != path and re.fullmatch(r"clusters-\d+\.npy", old.name):
                     old.unlink()
         distributed.barrier()
-    try:
-        labels = np.load(path, allow_pickle=False)
-    except (OSError, ValueError) as error:
-        raise RunError(
-            f"{path} is missing or damaged, so epoch {epoch + 1} cannot be resumed exactly: {error}"
-        ) from None
+    labels = _load(path, f"epoch {epoch + 1} cannot be resumed exactly")
     if labels.shape != (len(data.train.images),):
         raise RunError(f"{path} is of another training split: {labels.shape[0]} images, not {len(data.train.images)}")
     return labels
 
 
-def _vectors(matcher: Matcher, data: TrainingData, device: torch.device) -> np.ndarray:
-    """(n_images, d): the embeddings of all training images, each process encoding its share."""
-    images = data.train.images
-    if len(images) < distributed.world_size():
-        raise RecipeError("there are fewer training images than processes; use fewer processes")
-    matcher.eval()
-    source = data.image_source(matcher)
-    with torch.no_grad():
-        parts = [
-            _embeddings(matcher.encode_images(batch.to(device)))
-            for batch in image_batches(source, images[distributed.share(len(images))], BATCH)
-        ]
-        return distributed.gather_rows(torch.cat(parts).float(), len(images)).cpu().numpy()
-
-
-def cluster_count(batches: BatchRecipe, images: int) -> int:
-    """As the recipe says, or so many that a cluster has four bunches on average."""
-    return min(images, batches.clusters or max(1, images // (4 * batches.per_cluster)))
-
-
-def _embeddings(codes: Codes) -> torch.Tensor:
+def _embeddings(matcher: Matcher, images: ImageBatch) -> Tensor:
+    codes = matcher.encode_images(images)
     if codes.embedding is None:
         raise RecipeError(
             "batches of neighbours need a matcher with one vector an image; use kind: random with this one"
@@ -186,7 +170,7 @@ def _embeddings(codes: Codes) -> torch.Tensor:
     return codes.embedding
 
 
-FILE = "categories.npy"
+# Pseudo-categories (Dual-Path, Table IV).
 
 
 def assign_categories(
@@ -198,48 +182,68 @@ def assign_categories(
     seed: tuple[int, ...],
     device: torch.device,
 ) -> None:
-    """Give the losses that want them the categories of all training groups.
+    """Give the losses that classify pseudo-categories the category of every training group.
 
-    They come from the matcher's image features as the stage starts, are found once and kept in the stage's folder. A
-    loss that goes on from an earlier stage has them already: its classifier has learned these and no others.
+    Categories are clusters of the groups' image features as the stage starts. A loss that continues from an earlier
+    stage keeps its own: its classifier was trained on them.
     """
     for part in objective.categorised:
         if not part.assigned:
             assert part.categories is not None
-            part.assign(torch.from_numpy(_kept_or_found(part.categories, matcher, data, folder, seed, device)))
+            part.assign(torch.from_numpy(_categories(part.categories, matcher, data, folder, seed, device)))
 
 
-def _kept_or_found(
+def _categories(
     count: int, matcher: Matcher, data: TrainingData, folder: Path, seed: tuple[int, ...], device: torch.device
 ) -> np.ndarray:
-    path = folder / FILE
+    path = folder / "categories.npy"
     if not path.is_file():
         vectors = _group_features(matcher.to(device), data, device)
-        if distributed.is_main():  # the others read what it found
-            labels = kmeans(vectors, count, seed=seed)
-            with atomic_write(path) as temporary, temporary.open("wb") as file:
-                np.save(file, labels, allow_pickle=False)
+        if distributed.is_main():
+            _save(path, kmeans(vectors, count, seed=seed))
     distributed.barrier()
-    try:
-        labels = np.load(path, allow_pickle=False)
-    except (OSError, ValueError) as error:
-        raise RunError(f"{path} is missing or damaged: {error}") from None
+    labels = _load(path, "the stage cannot continue")
     if labels.shape != (len(data.train.groups),) or labels.max() >= count:
         raise RunError(f"{path} is of another training split or another number of categories; train into a new folder")
     return labels
 
 
 def _group_features(matcher: Matcher, data: TrainingData, device: torch.device) -> np.ndarray:
-    """(groups, d): what the image head is given, averaged over the images of a group; each process does its share."""
+    """(groups, d): the input of the matcher's image head, averaged over the images of a group."""
     if not isinstance(matcher, HasImageFeatures):
         raise RecipeError("pseudo-categories need the pooled features of an image tower; use them with dual-path")
-    images, groups = data.train.images, torch.from_numpy(data.train.image_groups)
+    features = _of_all_images(matcher, data, device, matcher.image_features)  # (images, d)
+    groups = torch.from_numpy(data.train.image_groups)
+    sums = torch.zeros(len(data.train.groups), features.shape[1]).index_add_(0, groups, features)
+    return (sums / torch.bincount(groups, minlength=len(sums))[:, None]).numpy()
+
+
+# What both share.
+
+
+def _of_all_images(
+    matcher: Matcher, data: TrainingData, device: torch.device, encode: Callable[[ImageBatch], Tensor]
+) -> Tensor:
+    """(n_images, d) float32 on the CPU: `encode` of all training images, a share in each process."""
+    images = data.train.images
+    if len(images) < distributed.world_size():
+        raise RecipeError("there are fewer training images than processes; use fewer processes")
     source = data.image_source(matcher)
     with torch.no_grad(), evaluation_mode(matcher):
         parts = [
-            matcher.image_features(batch.to(device)).float()
+            encode(batch.to(device)).float()
             for batch in image_batches(source, images[distributed.share(len(images))], BATCH)
         ]
-        features = distributed.gather_rows(torch.cat(parts), len(images)).cpu()  # (images, d)
-    sums = torch.zeros(len(data.train.groups), features.shape[1]).index_add_(0, groups, features)
-    return (sums / torch.bincount(groups, minlength=len(sums))[:, None]).numpy()
+        return distributed.gather_rows(torch.cat(parts), len(images)).cpu()
+
+
+def _save(path: Path, labels: np.ndarray) -> None:
+    with atomic_write(path) as temporary, temporary.open("wb") as file:
+        np.save(file, labels, allow_pickle=False)
+
+
+def _load(path: Path, consequence: str) -> np.ndarray:
+    try:
+        return np.load(path, allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path} is missing or damaged, so {consequence}: {error}") from None

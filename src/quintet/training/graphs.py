@@ -1,7 +1,7 @@
-"""Training steps recorded as CUDA graphs and replayed.
+"""Training steps recorded as CUDA graphs and replayed (`graphs: true` in a recipe's stage).
 
-A step of these matchers is a thousand small kernels. Asked for one after the other they keep Python busy for several
-times as long as the GPU; recorded once for a shape of batch, they are one call.
+A step of these matchers is about a thousand small kernels, and launching them one by one takes Python several times as
+long as the GPU needs to run them. Recorded once for each shape of batch, they are launched with one call.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from quintet.losses.step import Progress
 from quintet.training.recipe_models import StageRecipe
 
 WORDS = 8  # texts of a batch are padded to a multiple of so many tokens
-FIRST, LOOK = 1, 2  # visits of a shape before it is recorded: kernels are compiled, then it is watched for waiting
-MOST = 24  # recordings; shapes beyond are computed as they come
+FIRST, LOOK = 1, 2  # visits of a shape before it is recorded: one compiles kernels, one is checked for waits
+MOST = 24  # recordings; further shapes are computed
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a step leaves beside its gradients."""
+    """What a step returns; its gradients are in the parameters."""
 
     collapse_values: dict[str, float | None]  # of every term, see `Term`
-    sums: Tensor  # (2, terms): the sum of a term's values, and how many they are
-    reads_progress: bool = False  # a loss read `step.progress`, so a replay would not be what it computes
+    sums: Tensor  # (2, terms): the sum of each term's values and their number
+    reads_progress: bool = False  # a loss read `step.progress`: a replay would freeze it
 
     def copy(self) -> Outcome:
         return replace(self, sums=self.sums.clone())
 
 
-Compute = Callable[[PairBatch, Progress, int, float], Outcome]  # the batch, when, pairs of the global batch, its share
+Compute = Callable[[PairBatch, Progress, int, float], Outcome]  # batch, progress, pairs of the global batch, share
 
 
 def recording_obstacle(stage: StageRecipe, without_phase: Sequence[str], device: torch.device) -> str | None:
@@ -62,7 +62,7 @@ def recording_obstacle(stage: StageRecipe, without_phase: Sequence[str], device:
 
 @contextmanager
 def own_stream(device: torch.device, on: bool) -> Iterator[None]:
-    """A stream beside the default one, on which nothing can be recorded."""
+    """A CUDA stream of its own: nothing can be recorded on the default stream."""
     if not on:
         yield
         return
@@ -74,11 +74,11 @@ def own_stream(device: torch.device, on: bool) -> Iterator[None]:
 
 
 class StepGraphs:
-    """Calls `compute`, or replays what it did: one recording for every phase of the loss and shape of batch.
+    """Calls `compute`, or replays a recording of it: one recording for each phase of the losses and shape of batch.
 
-    A replay leaves the gradients where `compute` would, and draws new random numbers. A phase in which `compute` waits
-    for the GPU cannot be recorded, and a recording takes as much memory again as a step: both are found out and told,
-    and steps are computed as they come. What a phase has recorded is dropped with it.
+    A replay leaves gradients where `compute` does and draws new random numbers. Recordings of a phase are dropped when
+    it ends. Steps of a phase are computed if they cannot be recorded: when a loss reads `step.progress`, when `compute`
+    waits for the GPU, or when memory is short, since recordings take as much again as a step. The user is told why.
     """
 
     def __init__(self, compute: Compute, parameters: Sequence[nn.Parameter], note: Callable[[str], None]) -> None:
@@ -86,8 +86,8 @@ class StepGraphs:
         self._visits: Counter[Hashable] = Counter()
         self._recordings: dict[Hashable, _Recording] = {}
         self._phase: Hashable = None
-        self._refused: str | None = None  # why this phase is computed as it comes
-        self._memory: Any = None  # of all recordings, which never run at the same time
+        self._refused: str | None = None  # why this phase is not recorded
+        self._memory: Any = None  # one pool for all recordings, which never run at the same time
 
     def __call__(self, phase: Hashable, batch: PairBatch, progress: Progress, total: int, share: float) -> Outcome:
         given = (batch, progress, total, share)
@@ -114,14 +114,14 @@ class StepGraphs:
         self._phase, self._refused = phase, None
         self._visits.clear()
         self._recordings.clear()
-        self._memory = None  # a pool without recordings is gone
+        self._memory = None  # the pool ends with its last recording
 
     def _refuse(self, reason: str) -> None:
         self._refused = reason
-        self._note(f"training steps are computed one by one, not recorded: {reason} (graphs: false does not try)")
+        self._note(f"training steps are computed, not recorded: {reason} (graphs: false does not try)")
 
     def _has_room(self) -> bool:
-        """Whether a step's tensors fit beside what there is: the recordings share memory that nothing else can use."""
+        """Whether the tensors of a step fit into free memory: recordings use memory that nothing else can use."""
         a_step = torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()
         if self._memory is not None or torch.cuda.mem_get_info()[0] > a_step:
             return True
@@ -145,15 +145,15 @@ class StepGraphs:
     def _record(self, batch: PairBatch, progress: Progress, total: int, share: float) -> _Recording:
         inputs = copy_of(batch)
         for parameter in self._parameters:
-            parameter.grad = None  # so that the backward pass makes gradients that belong to the recording
+            parameter.grad = None  # the backward pass then allocates gradients in the recording's pool
         graph = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.graph(graph, pool=self._memory, stream=torch.cuda.current_stream()):
                 outcome = self._compute(inputs, progress, total, share)
         except RuntimeError as error:
-            cause = error.__context__ or error  # the end of a broken recording complains, too
+            cause = error.__context__ or error  # ending a broken recording raises, too
             raise TrainingError(
-                f"a training step could not be recorded ({cause}). Nothing is lost up to the last checkpoint: "
+                f"a training step could not be recorded ({cause}). The last checkpoint is intact: "
                 "set graphs: false for this stage in the run's recipe.yaml, then resume"
             ) from error
         self._memory = graph.pool()
@@ -188,7 +188,7 @@ def tensors(batch: Any) -> Iterator[Tensor]:
 
 
 def shapes(batch: Any) -> Hashable:
-    """Equal for batches that one recording serves: which tensors they have, of which shapes and types.
+    """A key that is equal for batches of the same tensors, shapes and dtypes: one recording serves them.
 
     >>> from quintet.data.batches import TextBatch
     >>> one, other, longer = (TextBatch.from_ids(ids) for ids in ([[1, 2]], [[3, 4]], [[5, 6, 7]]))
@@ -206,7 +206,7 @@ def shapes(batch: Any) -> Hashable:
 
 
 def copy_of(batch: Any) -> Any:
-    """The same batch in memory of its own."""
+    """A copy of the batch in new memory."""
     values = {field.name: getattr(batch, field.name) for field in fields(batch)}
     copies = {
         name: value.clone() if isinstance(value, Tensor) else copy_of(value)

@@ -1,20 +1,25 @@
-"""What a run writes down while it trains: JSON lines always, TensorBoard where it is installed."""
+"""What a stage reports while it trains: a display, log lines, and warnings of NaN and of a collapsed loss."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import math
 from collections import defaultdict
 from pathlib import Path
 from typing import Any, Protocol
 
+from quintet.errors import TrainingError
 from quintet.files import write_jsonl
+
+PATIENCE = 100  # optimizer steps in a row at the collapse value
+TOLERANCE = 0.01  # relative
 
 
 class Display(Protocol):
-    """Who watches a run. The command line draws a live display; a library caller may pass nothing.
+    """Shows the progress of a run: the command line draws one, a library caller may pass none.
 
-    `info` is what is going on, `note` is something to look into.
+    `info` says what is going on; `note` says what needs attention.
     """
 
     def stage(self, name: str, epochs: int, steps: int, done: int) -> None: ...
@@ -25,7 +30,7 @@ class Display(Protocol):
 
 
 class Silent:
-    """The display that shows nothing."""
+    """A display that shows nothing."""
 
     def stage(self, name: str, epochs: int, steps: int, done: int) -> None: ...
     def step(self, epoch: int, done: int, losses: dict[str, float], lr: float) -> None: ...
@@ -35,7 +40,7 @@ class Silent:
 
 
 class Window:
-    """Means of the terms since the last log line; part of the checkpoint, so that a resumed log has the same lines."""
+    """Means of the loss terms since the last log line. The checkpoint holds it, so a resumed log has the same lines."""
 
     def __init__(self, sums: dict[str, list[float]] | None = None) -> None:
         self.sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0], sums or {})
@@ -51,8 +56,41 @@ class Window:
         return means
 
 
+def refuse_not_finite(losses: dict[str, float], where: str) -> None:
+    """Raise when a term is NaN or infinite. Nothing was saved since it became so."""
+    bad = [name for name, value in losses.items() if not math.isfinite(value)]
+    if bad:
+        raise TrainingError(
+            f"{bad[0]!r} became {losses[bad[0]]} at {where}. Try a lower learning rate, gradient "
+            "clipping (clip: 2.0), or float32 instead of bfloat16. The last checkpoint is from before this step"
+        )
+
+
+class CollapseWatch:
+    """Counts the steps in a row on which every term has its collapse value (see `Term`)."""
+
+    def __init__(self, count: int = 0) -> None:
+        self.count = count  # part of the checkpoint
+
+    def look(self, collapse_values: dict[str, float | None], means: dict[str, float]) -> str | None:
+        """A message when that has gone on for `PATIENCE` steps; it is given once."""
+        known = {name: value for name, value in collapse_values.items() if value is not None}
+        stuck = bool(known) and all(abs(means[name] - value) <= TOLERANCE * value for name, value in known.items())
+        self.count = self.count + 1 if stuck else 0
+        if self.count != PATIENCE:
+            return None
+        return (
+            f"the loss has stood at the margin for {PATIENCE} steps (2 x batch x margin in sum): all scores are "
+            "equal, the matcher has collapsed. Try warmup_epochs (gentler negatives first), warmup: softmax, a lower "
+            "learning rate, warmup_steps, or a smaller batch"
+        )
+
+
 class Log:
-    """`log.jsonl` of a stage, and its TensorBoard twin. Lines later than the step resumed from are dropped."""
+    """Writes `log.jsonl` of a stage, and TensorBoard files where TensorBoard is installed.
+
+    Lines later than the step that is resumed from are dropped.
+    """
 
     def __init__(self, folder: Path, resumed_step: int | None = None) -> None:
         self._path = folder / "log.jsonl"
@@ -80,7 +118,7 @@ class Log:
 
 
 def _complete_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a log whose last line a kill may have cut short."""
+    """The rows of a log. A kill may have cut the last line short; it is left out."""
     text = path.read_text(encoding="utf-8")
     return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 

@@ -1,4 +1,4 @@
-"""One stage of training: batches in, named loss terms out, the best epoch on the validation split kept."""
+"""One stage of training: epochs of batches, loss terms, optimizer steps, checkpoints, and the best validation epoch."""
 
 from __future__ import annotations
 
@@ -8,29 +8,34 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from quintet import distributed
+from quintet.codes import Codes
 from quintet.data.batches import PairBatch
-from quintet.data.loading import load_pairs
-from quintet.data.negatives import OfflineRows, draw_offline
+from quintet.data.loading import ImageSource, TokenizedTexts, image_batches, load_pairs, text_batches
+from quintet.data.negatives import NegativeLists, OfflineRows, draw_offline
 from quintet.data.sampling import epoch_batches
-from quintet.errors import RecipeError, TrainingError
+from quintet.data.tokenizers import Tokenizer
+from quintet.errors import CorpusError, RecipeError, TrainingError, suggest
+from quintet.evaluation.evaluator import encode_split, evaluate_members
+from quintet.evaluation.metrics import retrieval_metrics
+from quintet.evaluation.scoring import Member
 from quintet.files import write_json
 from quintet.layers.batchnorm import share_batchnorms
 from quintet.losses.step import Progress, Step
 from quintet.protocols import Matcher, UsesPositionNoise, module_of
 from quintet.runs.checkpoint import load_checkpoint, save_checkpoint, save_tensors
 from quintet.runs.devices import tensor_core_products
-from quintet.training.build import Objectives, TrainingData
+from quintet.training.build import Objectives, save_objective
 from quintet.training.clusters import image_clusters, neighbour_batches
 from quintet.training.graphs import WORDS, Outcome, StepGraphs, own_stream, recording_obstacle
-from quintet.training.logs import Display, Log, Window
-from quintet.training.objective_state import save_objective
+from quintet.training.inputs import TrainingData, split_texts
+from quintet.training.logs import CollapseWatch, Display, Log, Window, refuse_not_finite
 from quintet.training.optim import (
     clip_gradients,
     freeze,
@@ -41,49 +46,15 @@ from quintet.training.optim import (
     set_lr,
 )
 from quintet.training.recipe_models import AugmentRecipe, StageRecipe
-from quintet.training.text_cache import split_sentences
-from quintet.training.validation import check_metric, is_better, validate
 
-if TYPE_CHECKING:
-    from quintet.data.negatives import NegativeLists
-
-PATIENCE = 100  # optimizer steps in a row at the collapse value
-TOLERANCE = 0.01  # relative
-
-
-def refuse_not_finite(losses: dict[str, float], where: str) -> None:
-    """Stop when a term is NaN or infinite; the last checkpoint is from before it."""
-    bad = [name for name, value in losses.items() if not math.isfinite(value)]
-    if bad:
-        raise TrainingError(
-            f"{bad[0]!r} became {losses[bad[0]]} at {where}. Try a lower learning rate, gradient "
-            "clipping (clip: 2.0), or float32 instead of bfloat16. The last checkpoint is from before this step"
-        )
-
-
-class CollapseWatch:
-    """Counts steps on which every anchor's cost sits at the value it has when all scores are equal."""
-
-    def __init__(self, count: int = 0) -> None:
-        self.count = count  # part of the checkpoint
-
-    def look(self, collapse_values: dict[str, float | None], means: dict[str, float]) -> str | None:
-        """A message, once, when every term has stood at its collapse value for `PATIENCE` steps."""
-        known = {name: value for name, value in collapse_values.items() if value is not None}
-        stuck = bool(known) and all(abs(means[name] - value) <= TOLERANCE * value for name, value in known.items())
-        self.count = self.count + 1 if stuck else 0
-        if self.count != PATIENCE:
-            return None
-        return (
-            f"the loss has stood at the margin for {PATIENCE} steps (2 x batch x margin in sum): all scores are "
-            "equal, the matcher has collapsed. Try warmup_epochs (gentler negatives first), warmup: softmax, a lower "
-            "learning rate, warmup_steps, or a smaller batch"
-        )
+OFFLINE, POOL = 1, 2  # streams of random numbers: offline negatives, and the pool of texts
+DRAWING = {"top_texts", "top_images", "distribution", "mean", "std", "coupled"}  # fields of a recipe's `negatives`
+VALIDATION_BATCH = 128
 
 
 @dataclass
 class Position:
-    """How far the stage has come: with weights, optimizer and random states, all that resuming needs."""
+    """How far the stage has come. The checkpoint holds it beside weights, optimizer state and random states."""
 
     epoch: int = 0  # epochs finished
     batch: int = 0  # batches done in the current epoch
@@ -95,12 +66,12 @@ class Position:
     stuck: int = 0
 
 
-OFFLINE, POOL = 1, 2  # the streams of random numbers that draw offline negatives, and a pool of texts
-DRAWING = {"top_texts", "top_images", "distribution", "mean", "std", "coupled"}  # what of a recipe says how
-
-
 class StageTrainer:
-    """Runs one stage. Knows nothing of methods: the matcher encodes and scores, the objective returns terms."""
+    """Runs one stage. It knows no method: the matcher encodes and scores, the losses return terms.
+
+    The batches of an epoch and all random draws are functions of (seed, stage, epoch, batch), so a run that was stopped
+    resumes with the same bits.
+    """
 
     def __init__(
         self,
@@ -108,7 +79,7 @@ class StageTrainer:
         matcher: Matcher,
         objective: Objectives,
         data: TrainingData,
-        tokenizer: Any,
+        tokenizer: Tokenizer,
         *,
         folder: Path,
         seed: tuple[int, int],
@@ -133,8 +104,8 @@ class StageTrainer:
         self.objective = objective
         self.train_images = data.image_source(matcher, augment)
         self.validation_images = data.image_source(matcher)
-        self.train_texts = split_sentences(data, data.train, tokenizer, matcher, device, augment)
-        self.validation_texts = split_sentences(data, data.validation, tokenizer, matcher, device)
+        self.train_texts = split_texts(data, data.train, tokenizer, matcher, device, augment)
+        self.validation_texts = split_texts(data, data.validation, tokenizer, matcher, device)
         self.position = Position()
         self.graphs: StepGraphs | None = None
         if stage.graphs:
@@ -157,7 +128,7 @@ class StageTrainer:
         return self.folder / "checkpoint.safetensors"
 
     def run(self, resume: bool = False) -> dict[str, Any]:
-        """Train to the end and return what was selected."""
+        """Train to the last epoch. Returns the metrics and the epoch that were selected."""
         resumed = resume and self.checkpoint.is_file()
         if resumed:
             self.position = Position(**load_checkpoint(self.checkpoint, self.module, self.optimizer))
@@ -174,7 +145,7 @@ class StageTrainer:
                 while self.position.epoch < self.stage.epochs:
                     self._epoch(log)
         finally:
-            self.graphs = None  # recordings hold memory, and know the trainer
+            self.graphs = None  # recordings hold memory and a reference to the trainer
             if log is not None:
                 log.close()
         summary = {
@@ -189,7 +160,7 @@ class StageTrainer:
         return summary
 
     def _plan(self, epoch: int) -> list[np.ndarray]:
-        """The global batches of an epoch, the same for every process and every time it is asked."""
+        """The global batches of an epoch, the same in every process and at every call."""
         batches, seed = self.stage.batches, (*self.seed, epoch)
         settings: dict[str, Any] = {"seed": seed, "per": batches.per, "drop_last": batches.drop_last}
         if batches.kind == "neighbours" and epoch >= batches.from_epoch:
@@ -239,7 +210,7 @@ class StageTrainer:
                 if at.step % self.stage.checkpoint_every == 0 and at.batch < len(plan):
                     self._save()
         seconds = time.monotonic() - began
-        self._log(log)  # what the last steps of the epoch left
+        self._log(log)  # the last steps of the epoch
         at.epoch, at.batch = at.epoch + 1, 0
         self._seconds += seconds
         if at.epoch % self.stage.validate_every == 0 or at.epoch == self.stage.epochs:
@@ -264,7 +235,7 @@ class StageTrainer:
             yield batch.to(self.device, non_blocking=True)
 
     def _draw(self, plan: list[np.ndarray], first: int, number: int) -> OfflineRows:
-        """This process's share of a batch's offline negatives; all are drawn, whoever needs which."""
+        """This process's share of a batch's offline negatives. Every process draws all of them, so the draws agree."""
         recipe = self.stage.negatives
         assert recipe is not None
         assert self.negatives is not None
@@ -274,7 +245,7 @@ class StageTrainer:
         return rows.take(distributed.share(len(rows)))
 
     def _pool(self, first: int, number: int) -> np.ndarray:
-        """The rows of a batch's pool of texts, the same for every process."""
+        """The rows of a batch's pool of texts, the same in every process."""
         rng = np.random.default_rng((*self.seed, self.position.epoch, first + number, POOL))
         texts = len(self.data.train.texts)
         return rng.choice(texts, min(self.objective.pool_size, texts), replace=False)
@@ -282,13 +253,13 @@ class StageTrainer:
     def _backward(self, batch: PairBatch, total: int, batches: int) -> None:
         at = self.position
         progress = Progress(epoch=at.epoch + at.batch / batches, step=at.step)
-        first = at.batch // self.stage.accumulate * self.stage.accumulate  # of this optimizer step
+        first = at.batch // self.stage.accumulate * self.stage.accumulate  # batch of this optimizer step
         share = 1 / min(self.stage.accumulate, batches - first)  # the last step may have fewer batches
         compute = self._compute if self.graphs is None else partial(self.graphs, self.objective.phase(progress))
         self._pending.append((at.step, compute(batch, progress, total, share)))
 
     def _compute(self, batch: PairBatch, progress: Progress, total: int, share: float) -> Outcome:
-        """Forward and backward pass of a batch, which is this `share` of an optimizer step."""
+        """Forward and backward pass of a batch; `share` is its part of an optimizer step."""
         half = self.stage.precision == "bfloat16"
         with torch.autocast(self.device.type, torch.bfloat16, enabled=half, cache_enabled=self.graphs is None):
             step = Step(self.matcher, batch, progress, total)
@@ -319,11 +290,11 @@ class StageTrainer:
     def _report(self, log: Log | None) -> None:
         if self.position.step % self.stage.log_every == 0:
             self._log(log)
-        elif self.device.type == "cpu":  # nothing to wait for, so a NaN is told at once
+        elif self.device.type == "cpu":  # reading a value costs nothing here, so a NaN is reported at once
             self._flush()
 
     def _log(self, log: Log | None) -> None:
-        """A log line of the mean losses since the last one."""
+        """Write the mean losses since the last log line."""
         self._flush()
         at, means = self.position, self.window.take()
         if not means:
@@ -367,8 +338,8 @@ class StageTrainer:
                 save_tensors(self.folder / "selected.safetensors", self.matcher.state_dict(), facts)
             save_objective(self.folder, self.objective)
         if log is not None:
-            spent = round(self._seconds, 3)  # of training, since the last such line
-            log.write("validation", at.step, epoch=at.epoch, selected=better, seconds=spent, **metrics)
+            seconds = round(self._seconds, 3)  # of training since the last validation
+            log.write("validation", at.step, epoch=at.epoch, selected=better, seconds=seconds, **metrics)
             self.display.epoch(at.epoch, metrics, better)
         self._seconds = 0.0
 
@@ -376,3 +347,47 @@ class StageTrainer:
         self._flush()
         self.position.window, self.position.stuck = dict(self.window.sums), self.watch.count
         save_checkpoint(self.checkpoint, self.module, self.optimizer, asdict(self.position))
+
+
+def check_metric(name: str) -> None:
+    """Refuse a selection metric that `validate` does not measure."""
+    known = retrieval_metrics([[1.0]], [0], [0])
+    if name not in known:
+        raise RecipeError(f"select: {name!r} is not a metric; {suggest(name, known)}")
+
+
+def is_better(name: str, value: float, best: float | None) -> bool:
+    """Recalls and precisions are better when larger, ranks when smaller; a tie goes to the earlier epoch.
+
+    >>> is_better("rsum", 2.0, 1.0), is_better("i2t_medr", 2.0, 1.0)
+    (True, False)
+    """
+    if best is None:
+        return True
+    return value < best if name.endswith(("medr", "meanr")) else value > best
+
+
+def validate(
+    matcher: Matcher, data: TrainingData, source: ImageSource, texts: TokenizedTexts, device: torch.device
+) -> dict[str, float]:
+    """The metrics of the validation split. Each process encodes its share, then all of them measure the whole."""
+    split = data.validation
+    if len(split.images) < distributed.world_size():
+        raise CorpusError(f"split {split.name!r} has fewer images than there are processes; use fewer processes")
+    images = split.images[distributed.share(len(split.images))]
+    codes = encode_split(
+        matcher,
+        image_batches(source, images, VALIDATION_BATCH),
+        text_batches(texts, VALIDATION_BATCH, distributed.share(len(split.texts))),
+        device=device,
+        keep=device,
+    )
+    image_codes, text_codes = (
+        _gathered(part, total) for part, total in zip(codes, (len(split.images), len(split.texts)), strict=True)
+    )
+    return evaluate_members([Member(matcher, image_codes, text_codes)], split, bootstrap=0, device=device).metrics
+
+
+def _gathered(codes: Codes, total: int) -> Codes:
+    with torch.no_grad():
+        return distributed.gather_codes(codes, total)

@@ -1,4 +1,4 @@
-"""Optimizers with parameter groups, and learning rates as plain functions of the step."""
+"""What an optimizer step changes: frozen parts, parameter groups, learning rates, gradient clipping."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from quintet.training.recipe_models import OptimizerRecipe, ScheduleRecipe
 
 
 def freeze(module: nn.Module, patterns: Iterable[str]) -> None:
-    """Stop training the parameters whose names match; a pattern that matches nothing is an error."""
+    """Freeze the parameters whose names match a pattern. A pattern that matches nothing is an error."""
     named = dict(module.named_parameters())
     for pattern in patterns:
         matched = [parameter for name, parameter in named.items() if fnmatchcase(name, pattern)]
@@ -27,7 +27,7 @@ def freeze(module: nn.Module, patterns: Iterable[str]) -> None:
 
 
 def frozen_modules(module: nn.Module, patterns: Iterable[str]) -> list[nn.Module]:
-    """The outermost modules all of whose parameters match: what `freeze` leaves nothing to train in."""
+    """The outermost modules whose parameters all match, so that nothing in them is trained."""
     patterns = tuple(patterns)
     found: dict[str, nn.Module] = {}
     for name, part in module.named_modules():
@@ -39,16 +39,16 @@ def frozen_modules(module: nn.Module, patterns: Iterable[str]) -> list[nn.Module
 
 
 def hold_statistics(modules: Iterable[nn.Module]) -> None:
-    """Let BatchNorms normalise with the batch's statistics in training without moving the ones they keep."""
+    """BatchNorms in training mode normalise with the batch's statistics and leave their running ones unchanged."""
     for part in (inner for module in modules for inner in module.modules()):
         if isinstance(part, BATCH_NORMS):
             part.momentum = 0.0
 
 
 def clip_gradients(parameters: Sequence[nn.Parameter], largest: float) -> Tensor:
-    """Scale all gradients down so that their common norm is at most `largest`; returns the norm before.
+    """Scale the gradients so that their total norm is at most `largest`. Returns the norm before.
 
-    Rows that processes share out count once, whoever has them, so that all processes scale alike.
+    Rows that are sharded over processes count once, so that all processes scale alike.
     """
     shared_out = [parameter for parameter in parameters if distributed.global_rows(parameter) is not None]
     if distributed.world_size() == 1 or not shared_out:
@@ -63,7 +63,10 @@ def clip_gradients(parameters: Sequence[nn.Parameter], largest: float) -> Tensor
 
 
 def make_optimizer(module: nn.Module, recipe: OptimizerRecipe) -> torch.optim.Optimizer:
-    """Each trainable parameter in the first group whose pattern its name matches, the rest in a default group."""
+    """An optimizer with the groups of the recipe.
+
+    A parameter joins the first group whose pattern matches its name; the rest are in a default group.
+    """
     named = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
     if not named:
         raise RecipeError("there is nothing to train: every parameter is frozen")
@@ -93,7 +96,7 @@ def _some(named: dict[str, nn.Parameter]) -> str:
 
 
 def lr_factor(recipe: ScheduleRecipe, step: int, steps_per_epoch: int, epochs: int) -> float:
-    """What the learning rate is multiplied by at optimizer step `step` (from 0).
+    """The factor of the learning rate at optimizer step `step` (from 0).
 
     >>> lr_factor(ScheduleRecipe(kind="step", every=2), step=25, steps_per_epoch=10, epochs=4)
     0.1

@@ -1,4 +1,4 @@
-"""Training a recipe: its stages one after the other, in a run folder that can be resumed at any time."""
+"""Trains a recipe: its stages one after the other, in a run folder that can be resumed at any time."""
 
 from __future__ import annotations
 
@@ -22,30 +22,27 @@ from quintet.runs.run import open_run
 from quintet.runs.run_folder import locate, read_head, shipped_runs
 from quintet.runs.writing import finish_run, start_run
 from quintet.training.build import (
-    TrainingData,
     build_matcher,
     build_objective,
     build_tokenizer,
     complete_model,
+    continue_objective,
     initial_weights,
-    keep_inputs,
-    open_data,
 )
 from quintet.training.clusters import assign_categories, require_clustering
+from quintet.training.inputs import TrainingData, keep_inputs, open_data
 from quintet.training.logs import Display, Silent
-from quintet.training.loop import StageTrainer
-from quintet.training.objective_state import continue_objective
+from quintet.training.loop import StageTrainer, check_metric
 from quintet.training.optim import freeze, make_optimizer
 from quintet.training.recipe import load_recipe, recipe_yaml, with_whole_paths
 from quintet.training.recipe_models import NegativesRecipe, Recipe, StageRecipe
-from quintet.training.validation import check_metric
 
 
 def check_stages(recipe: Recipe, model: dict[str, Any], tokenizer: Tokenizer, data: TrainingData) -> None:
-    """Build what each stage names, once, and throw it away: a slip in the last stage is told before the first runs."""
+    """Build what each stage names once and drop it: a mistake in the last stage is reported before the first runs."""
     matcher: Matcher = MODELS.create(model["name"], **model["arguments"])
     if recipe.data.augment.words:
-        tokenizer.kinds()  # a vocabulary without a mask is told now
+        tokenizer.kinds()  # raises if the vocabulary has no mask
     trainable = {parameter: parameter.requires_grad for parameter in matcher.parameters()}
     for number, stage in enumerate(recipe.stages):
         earlier = [before.name for before in recipe.stages[:number]]
@@ -64,12 +61,12 @@ def check_stages(recipe: Recipe, model: dict[str, Any], tokenizer: Tokenizer, da
 
 
 def _check_source(where: str, name: str, known: list[str]) -> None:
-    """A name that is known, or a run folder."""
+    """Raise unless `name` is known or a run."""
     if name in known:
         return
     if not Path(name).exists() and name not in shipped_runs():
         hint = f"; {suggest(name, known)}" if known else ""
-        raise RecipeError(f"{where}: {name!r} is no run folder, and no name that means anything here{hint}")
+        raise RecipeError(f"{where}: {name!r} is not a run folder or a known stage{hint}")
     read_head(locate(name)[0])
 
 
@@ -83,7 +80,7 @@ def stage_negatives(
     device: torch.device,
     display: Display,
 ) -> NegativeLists:
-    """Open the lists in `folder`, or mine them first. A mining that was killed goes on where it was."""
+    """Open the lists in `folder`, or mine them first. A mining job that was killed is resumed."""
     own = recipe.source in stages
     miner = open_run(out, stage=recipe.source, device=device) if own else open_run(recipe.source, device=device)
     counts = f"{len(data.train.images)} images and {len(data.train.texts)} texts"
@@ -101,8 +98,8 @@ def train(recipe: Recipe, out: Path | str, *, device: str = "auto", display: Dis
             f"{out} holds a run already; resume it with `quintet train --resume {out}`, or choose another folder"
         )
     display = display or Silent()
-    place = pick_device(device)
-    with distributed.process_group(place):
+    chosen = pick_device(device)
+    with distributed.process_group(chosen):
         data = open_data(recipe, display.note)
         tokenizer = build_tokenizer(recipe.data.tokenizer, data.train)
         model = complete_model(recipe, data, tokenizer)
@@ -119,11 +116,11 @@ def train(recipe: Recipe, out: Path | str, *, device: str = "auto", display: Dis
                 splits=data.checksums(),
             )
         distributed.barrier()
-        return _run_stages(recipe, out, data, tokenizer, place, display)
+        return _run_stages(recipe, out, data, tokenizer, chosen, display)
 
 
 def resume(out: Path | str, *, device: str = "auto", display: Display | None = None) -> dict[str, Any]:
-    """Go on with a run exactly where its last checkpoint stands."""
+    """Continue a run exactly from its last checkpoint."""
     out = Path(out)
     head = read_head(out)
     if head["status"] == "complete":
@@ -131,17 +128,17 @@ def resume(out: Path | str, *, device: str = "auto", display: Display | None = N
     if not (out / "tokenizer.json").is_file() or not (out / "recipe.yaml").is_file():
         raise RunError(f"{out} stopped before its first step and cannot be resumed; remove the folder and train again")
     display = display or Silent()
-    place = pick_device(device)
-    with distributed.process_group(place):
+    chosen = pick_device(device)
+    with distributed.process_group(chosen):
         recipe = load_recipe(out / "recipe.yaml")
         data = open_data(recipe, display.note)
         if head.get("splits") != data.checksums():
             raise RunError(
                 f"the corpus {data.corpus.root} has changed since {out} was started: other ids, groups or splits; "
-                "put it back as it was, or train anew"
+                "restore it, or train into a new folder"
             )
         tokenizer = load_tokenizer(out / "tokenizer.json")
-        return _run_stages(recipe, out, data, tokenizer, place, display)
+        return _run_stages(recipe, out, data, tokenizer, chosen, display)
 
 
 def _run_stages(
@@ -155,7 +152,7 @@ def _run_stages(
         folder = out / "stages" / stage.name
         if (folder / "done.json").is_file():
             summaries[stage.name] = read_json(folder / "done.json")
-            if distributed.is_main():  # killed between the two: the stage is done, its checkpoint is of no more use
+            if distributed.is_main():  # left over if the run was killed between the two files
                 (folder / "checkpoint.safetensors").unlink(missing_ok=True)
         else:
             trainer = _make_trainer(recipe, number, stage, model, data, tokenizer, out, previous, device, display)
@@ -181,7 +178,7 @@ def _make_trainer(
     display: Display,
 ) -> StageTrainer:
     folder = out / "stages" / stage.name
-    # The same first weights whether or not an earlier stage ran in this process; dropout differs between distributed.
+    # The same initial weights whether or not an earlier stage ran in this process.
     torch.manual_seed(_mix(recipe.seed, number, 0))
     matcher = build_matcher(model, recipe.data.tokenizer, tokenizer, recipe.seed)
     weights = initial_weights(stage, previous)
@@ -196,7 +193,7 @@ def _make_trainer(
         negatives = stage_negatives(
             stage.negatives, out=out, stages=names, folder=folder, data=data, device=device, display=display
         )
-    torch.manual_seed(_mix(recipe.seed, number, 1 + distributed.rank()))
+    torch.manual_seed(_mix(recipe.seed, number, 1 + distributed.rank()))  # dropout differs between processes
     return StageTrainer(
         stage,
         matcher,

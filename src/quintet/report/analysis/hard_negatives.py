@@ -20,7 +20,7 @@ from quintet.errors import QuintetError, RunError
 from quintet.evaluation.scoring import member_scores
 from quintet.report.analysis import Finding, Options, Subject
 from quintet.report.figures import DIRECTION_NAMES, draw_rank_histogram
-from quintet.training.build import TrainingData, open_data
+from quintet.training.inputs import TrainingData, open_data
 from quintet.training.loop import DRAWING, OFFLINE
 from quintet.training.recipe import load_recipe
 from quintet.training.recipe_models import Recipe, StageRecipe

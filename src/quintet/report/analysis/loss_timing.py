@@ -24,7 +24,7 @@ from quintet.losses.triplet import TripletObjective
 from quintet.protocols import Matcher, module_of
 from quintet.report.analysis import Finding, Options, Subject
 from quintet.report.analysis.hard_negatives import recipe_of
-from quintet.training.build import TrainingData, open_data, texts_of
+from quintet.training.inputs import TrainingData, open_data, texts_of
 from quintet.training.recipe_models import Recipe
 
 
