@@ -24,7 +24,8 @@ from quintet.report.analysis.loss_timing import time_losses, timing_batch
 from quintet.report.analysis.training_curves import term_curves
 from quintet.runs.run import Run, open_run
 from quintet.studies.variants import Measure, Trained
-from quintet.training.build import Objectives, build_objective, open_data
+from quintet.training.build import Objectives, build_objective
+from quintet.training.inputs import open_data
 from quintet.training.recipe_models import StageRecipe
 
 
