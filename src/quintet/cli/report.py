@@ -86,7 +86,7 @@ def report_command(
 
     teams = [[Path(part.strip()) for part in text.split(",") if part.strip()] for text in ensemble or []]
     if any(len(team) < 2 for team in teams):
-        raise QuintetError("--ensemble takes two runs or more with commas between them, as in --ensemble runs/a,runs/b")
+        raise QuintetError("--ensemble takes two or more runs separated by commas, as in --ensemble runs/a,runs/b")
     every = list(dict.fromkeys([*runs, *(run for team in teams for run in team)]))
     for run in every:
         check_run(run)
