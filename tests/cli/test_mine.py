@@ -12,7 +12,7 @@ from quintet.cli.mine import mine_command, parse_size
 from quintet.data.corpus import Corpus
 from quintet.data.negatives import NegativeLists
 from quintet.errors import QuintetError
-from quintet.runs.run import open_run
+from quintet.runs.run import load
 from quintet.training.recipe import parse_recipe
 from quintet.training.stages import train
 
@@ -73,7 +73,7 @@ def test_a_checkpoint_mines_as_its_stage_does(trained: Path) -> None:
     for path in (trained / "stages" / "online", trained / "stages" / "online" / "selected.safetensors"):
         facts = json.loads(mine(path, "--json", "--device", "cpu").stdout)
         assert facts["folder"] == str(place)
-        assert facts["matcher"]["weights"] == open_run(trained, stage="online").weights_checksum
+        assert facts["matcher"]["weights"] == load(trained, stage="online").weights_checksum
     facts = json.loads(mine(trained / "weights.safetensors", "--json", "--device", "cpu").stdout)
     assert facts["folder"] == str(trained / "negatives" / "train")
 

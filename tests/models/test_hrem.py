@@ -223,6 +223,6 @@ def test_a_converted_run_reads_texts_with_berts_vocabulary(tmp_path: Path) -> No
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "red", "dog", "##s", ".", "cat", "on"]
     (tmp_path / "vocab.txt").write_text("\n".join(pieces) + "\n", encoding="utf-8")
     convert("hrem", path, tmp_path / "run", tmp_path / "vocab.txt")
-    run = quintet.open_run(tmp_path / "run")
+    run = quintet.load(tmp_path / "run")
     assert run.tokenizer is not None
     assert run.tokenizer.ids("A red dogs.") == [2, 5, 6, 7, 8, 9, 3]

@@ -287,7 +287,7 @@ def test_a_run_is_trained_saved_and_opened(tiny_recipe: dict[str, Any], tmp_path
     tiny_recipe["stages"][0]["epochs"] = 1
     summary = train(parse_recipe(tiny_recipe), tmp_path / "run", device="cpu")
     assert summary["online"]["metrics"]["rsum"] > 0
-    run = quintet.open_run(tmp_path / "run")
+    run = quintet.load(tmp_path / "run")
     corpus = Corpus.open(Path(tiny_recipe["data"]["corpus"]))
     split = corpus.split("test")
     with torch.no_grad():

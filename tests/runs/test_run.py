@@ -11,7 +11,7 @@ from quintet.data.corpus import Corpus
 from quintet.errors import RunError
 from quintet.files import read_json, write_json
 from quintet.models import create_model
-from quintet.runs.run import open_run
+from quintet.runs.run import load
 from quintet.runs.run_folder import locate
 from quintet.runs.writing import write_run
 from quintet.training.recipe import parse_recipe
@@ -37,7 +37,7 @@ def foreign_run(tmp_path: Path) -> Path:
 
 def test_a_trained_run_opens_and_feeds_its_matcher(tiny_recipe: dict[str, Any], tmp_path: Path) -> None:
     train(parse_recipe(tiny_recipe), tmp_path / "run", device="cpu")
-    run = open_run(tmp_path / "run")
+    run = load(tmp_path / "run")
     assert run.default_corpus is not None
     corpus = Corpus.open(run.default_corpus)
     split = corpus.split("test")
@@ -52,19 +52,19 @@ def test_a_trained_run_opens_and_feeds_its_matcher(tiny_recipe: dict[str, Any], 
 def test_paths_of_stages_and_weights_files_name_a_run(foreign_run: Path) -> None:
     assert locate(foreign_run, "online") == (foreign_run, "online")
     assert locate(foreign_run / "stages" / "online", "online") == (foreign_run, "online")
-    assert open_run(foreign_run / "weights.safetensors").folder == foreign_run
+    assert load(foreign_run / "weights.safetensors").folder == foreign_run
     with pytest.raises(RunError, match="name one of them"):
         locate(foreign_run / "stages" / "online", "offline")
     other = foreign_run / "model_best.pth.tar"
     other.write_bytes(b"x")
     with pytest.raises(RunError, match="quintet convert"):
-        open_run(other)
+        load(other)
 
 
 def test_a_run_may_lie_in_a_folder_called_stages(foreign_run: Path, tmp_path: Path) -> None:
     (tmp_path / "stages").mkdir()
     moved = foreign_run.rename(tmp_path / "stages" / "first")
-    assert open_run(moved).folder == moved
+    assert load(moved).folder == moved
 
 
 def test_runs_made_from_elsewhere(foreign_run: Path) -> None:
@@ -72,7 +72,7 @@ def test_runs_made_from_elsewhere(foreign_run: Path) -> None:
     texts = quintet.TextBatch(tokens=torch.tensor([[1, 5, 2]]), lengths=torch.tensor([3]))
     assert matcher.encode_texts(texts).embedding.shape == (1, 4)
     with pytest.raises(RunError, match="--vocab"):
-        open_run(foreign_run).text_batches([])
+        load(foreign_run).text_batches([])
     with pytest.raises(RunError, match="already"):
         write_run(foreign_run, name="x", model=MODEL, state_dict={}, tokenizer=None, image_input={"kind": "pixels"})
 
@@ -80,35 +80,35 @@ def test_runs_made_from_elsewhere(foreign_run: Path) -> None:
 def test_features_of_another_tower_are_refused(foreign_run: Path, tiny_corpus: Path) -> None:
     write_json(foreign_run / "images.json", {"kind": "features", "name": "toy", "tower": {"name": "other"}})
     with pytest.raises(RunError, match="another tower"):
-        open_run(foreign_run).image_source(Corpus.open(tiny_corpus))
+        load(foreign_run).image_source(Corpus.open(tiny_corpus))
     write_json(foreign_run / "images.json", {"kind": "features", "name": "none", "tower": None})
     with pytest.raises(RunError, match="quintet features"):
-        open_run(foreign_run).image_source(Corpus.open(tiny_corpus))
+        load(foreign_run).image_source(Corpus.open(tiny_corpus))
 
 
 def test_half_finished_newer_and_damaged_runs(foreign_run: Path, tmp_path: Path) -> None:
     with pytest.raises(RunError, match="not a run"):
-        open_run(tmp_path / "nowhere")
+        load(tmp_path / "nowhere")
     head = read_json(foreign_run / "run.json")
     write_json(foreign_run / "run.json", head | {"status": "training"})
     with pytest.raises(RunError, match="--resume"):
-        open_run(foreign_run)
+        load(foreign_run)
     with pytest.raises(RunError, match="no such stage"):
-        open_run(foreign_run, stage="online")
+        load(foreign_run, stage="online")
     write_json(foreign_run / "run.json", head | {"version": 99, "quintet": "9.0"})
     with pytest.raises(RunError, match="update Quintet"):
-        open_run(foreign_run)
+        load(foreign_run)
     write_json(foreign_run / "run.json", head | {"format": "other"})
     with pytest.raises(RunError, match="not a Quintet run"):
-        open_run(foreign_run)
+        load(foreign_run)
     write_json(foreign_run / "run.json", head)
     write_json(foreign_run / "model.json", MODEL | {"name": "vse+++"})
     with pytest.raises(RunError, match=r"did you mean 'vse\+\+'"):
-        open_run(foreign_run)
+        load(foreign_run)
     write_json(foreign_run / "model.json", {"name": "vse++", "arguments": MODEL["arguments"] | {"embed_dim": 5}})
     with pytest.raises(RunError, match="do not fit"):
-        open_run(foreign_run)
+        load(foreign_run)
     write_json(foreign_run / "model.json", MODEL)
     (foreign_run / "weights.safetensors").write_bytes(b"nonsense")
     with pytest.raises(RunError, match="damaged"):
-        open_run(foreign_run)
+        load(foreign_run)

@@ -12,7 +12,7 @@ import quintet
 from quintet.data.batches import ImageBatch
 from quintet.data.corpus import Text
 from quintet.files import read_json
-from quintet.runs.run import open_run
+from quintet.runs.run import load
 from quintet.runs.run_folder import locate, shipped_runs
 from quintet.search.build import build_index
 from quintet.search.searcher import Searcher
@@ -37,7 +37,7 @@ def test_a_name_stands_for_a_run_unless_a_folder_has_it(tmp_path: Path, monkeypa
 
 
 def test_it_scores_texts_and_features() -> None:
-    run = open_run("quintet-small")
+    run = load("quintet-small")
     assert run.image_input["tower"]["name"] == "efficientnet-lite0"
     matcher = quintet.load("quintet-small").matcher
     images = matcher.encode_images(ImageBatch(fragments=torch.rand(2, 36, 1280)))

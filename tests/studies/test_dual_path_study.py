@@ -7,13 +7,12 @@ import pytest
 
 from quintet.data.corpus import Corpus
 from quintet.errors import RecipeError
-from quintet.evaluation.evaluator import encode_split
 from quintet.evaluation.scoring import Member
 from quintet.files import read_json
 from quintet.losses import OBJECTIVES
 from quintet.report.analysis.distributions import split_similarities
 from quintet.runs.checkpoint import load_tensors
-from quintet.runs.run import open_run
+from quintet.runs.run import load
 from quintet.studies.expand import build_study
 from quintet.studies.runner import Settings, run_study
 from quintet.studies.variants import Study
@@ -193,11 +192,10 @@ def test_losses_and_stages_with_their_overlap(base: Recipe, tiny_corpus: Path, t
     settings = Settings(seeds=(0,), device="cpu", bootstrap=0, resamples=20)
     summary = run_study(build_study("dual-path", base, tables=[2]), tmp_path, settings)
     assert not_trained(summary) == []
-    run = open_run(tmp_path / "runs" / "full-seed0")
+    run = load(tmp_path / "runs" / "full-seed0")
     corpus = Corpus.open(tiny_corpus)
     split = corpus.split("test")
-    codes = encode_split(run.matcher, run.image_batches(corpus, split.images), run.text_batches(split.texts), split)
-    expected = split_similarities([Member(run.matcher, *codes)], split).overlap
+    expected = split_similarities([Member.encode(run, corpus, split)], split).overlap
     assert read_json(tmp_path / "results" / "full-seed0.full.json")["metrics"]["S"] == pytest.approx(expected)
     rows = [line for line in (tmp_path / "tables.md").read_text(encoding="utf-8").splitlines() if "Full model" in line]
     assert rows[0].split("|")[-2].strip() == f"{expected:.4f}"

@@ -14,7 +14,7 @@ from typing import Any
 from quintet.data.corpus import Corpus, Split, split_checksum
 from quintet.data.tokenizers import load_tokenizer
 from quintet.errors import QuintetError
-from quintet.evaluation.evaluator import encode_split, evaluate_members
+from quintet.evaluation.evaluator import evaluate_members
 from quintet.evaluation.result import write_result
 from quintet.evaluation.scoring import Member, member_scores
 from quintet.evaluation.special_samples import negative_means, special_samples
@@ -22,7 +22,7 @@ from quintet.files import read_json, read_jsonl
 from quintet.report.analysis.distributions import split_similarities
 from quintet.report.analysis.loss_timing import time_losses, timing_batch
 from quintet.report.analysis.training_curves import term_curves
-from quintet.runs.run import Run, open_run
+from quintet.runs.run import Run, load
 from quintet.studies.variants import Measure, Trained
 from quintet.training.build import Objectives, build_objective
 from quintet.training.inputs import open_data
@@ -57,14 +57,13 @@ def measure_run(
 
     `measures` are of the whole split and stand among the metrics of every protocol.
     """
-    run = open_run(folder, device=device)
+    run = load(folder, device=device)
     found = {name: Measurement(*_paths(results, folder.name, name)) for name in protocols}
     missing = [name for name in protocols if not _still_holds(found[name], run, split, bootstrap, measures)]
     if not missing:
         return found
     began = time.monotonic()
-    images, texts = run.image_batches(corpus, split.images), run.text_batches(split.texts)
-    member = Member(run.matcher, *encode_split(run.matcher, images, texts, split, device), name=run.name)
+    member = Member.encode(run, corpus, split)
     encoding = time.monotonic() - began
     more = {measure.name: measure.of(member, split) for measure in measures}
     for name in missing:
@@ -117,7 +116,7 @@ def timing(trained: Trained, repeats: int = 20) -> list[dict[str, Any]]:
     """
     first = next(iter(trained.labels))
     data = open_data(trained.recipes[first], lambda _: None)
-    run = open_run(trained.folders[first], device=trained.device)
+    run = load(trained.folders[first], device=trained.device)
     tokenizer = load_tokenizer(trained.folders[first] / "tokenizer.json")
     batch = timing_batch(trained.recipes[first], data, tokenizer, run.matcher).to(trained.device)
     objectives: dict[str, Objectives] = {
@@ -146,9 +145,7 @@ def special_samples_of(trained: Trained) -> list[dict[str, Any]]:
     split = corpus.split(data.test)
     members = {}
     for key in trained.labels:
-        run = open_run(trained.folders[key], device=trained.device)
-        images, texts = run.image_batches(corpus, split.images), run.text_batches(split.texts)
-        members[key] = Member(run.matcher, *encode_split(run.matcher, images, texts, split, trained.device), name=key)
+        members[key] = Member.encode(load(trained.folders[key], device=trained.device), corpus, split, name=key)
     ranks = {
         key: evaluate_members([member], split, bootstrap=0, device=trained.device).ranks[0]
         for key, member in members.items()

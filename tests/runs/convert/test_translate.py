@@ -14,7 +14,7 @@ from torch import Tensor
 
 import quintet
 from quintet.runs.convert import ConversionError, convert, kinds, read_checkpoint, translate
-from quintet.runs.run import open_run
+from quintet.runs.run import load
 
 FILES = {"scan": "scan_t2i_logsumexp", "scan i2t": "scan_i2t_mean", "bfan": "bfan_prob", "vsrn": "vsrn_coco"}
 
@@ -143,7 +143,7 @@ def test_vocabulary_and_run(tmp_path: Path) -> None:
     saved = {"word2idx": {w: i for i, w in enumerate(words)}, "idx2word": {str(i): w for i, w in enumerate(words)}}
     (tmp_path / "vocab.json").write_text(json.dumps(saved | {"idx": len(words)}))
     convert("vsepp", tmp_path / "best.pth.tar", tmp_path / "run", tmp_path / "vocab.json", features="mine")
-    run = open_run(tmp_path / "run")
+    run = load(tmp_path / "run")
     assert run.tokenizer is not None
     assert run.tokenizer.ids("A dog runs.") == [1, 5, 4, 7, 8, 2]
     assert run.image_input["name"] == "mine"
