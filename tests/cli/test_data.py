@@ -95,7 +95,7 @@ def test_inspect_json_is_json(imported: Path) -> None:
     assert result.exit_code == 0
     facts = json.loads(result.stdout)
     assert facts["splits"]["train"]["images"] == 2
-    assert facts["pictures"] == {"checked": 2, "unreadable": [], "copies": []}
+    assert facts["image_files"] == {"checked": 2, "unreadable": [], "copies": []}
 
 
 def test_check_images_fails_on_damage(imported: Path, source: Path) -> None:

@@ -138,8 +138,8 @@ def test_numbers_are_uniform_and_neighbours_independent() -> None:
     assert drawn.min() >= 0
     assert drawn.max() < 1
     assert kstest(drawn.ravel(), "uniform").pvalue > 1e-3
-    assert kstest(drawn[:, 0], "uniform").pvalue > 1e-3, "the same place of many pairs"
-    shifted = {"text": drawn[1:], "image": drawn[40:], "epoch": drawn[800:], "place": drawn[:, 1:]}
+    assert kstest(drawn[:, 0], "uniform").pvalue > 1e-3, "the same position of many pairs"
+    shifted = {"text": drawn[1:], "image": drawn[40:], "epoch": drawn[800:], "position": drawn[:, 1:]}
     for what, near in shifted.items():
         first = drawn[: near.shape[0], : near.shape[1]]
         assert abs(pearsonr(near.ravel(), first.ravel())[0]) < 0.02, what
@@ -176,13 +176,13 @@ class Numbered:
     def batch(self, images: Any, seeds: Any = None) -> ImageBatch:
         rows = [int(image.id) for image in images]
         longest = max(self.lengths[row] for row in rows)
-        places = torch.arange(1, longest + 1)
-        mask = torch.stack([places <= self.lengths[row] for row in rows])
-        fragments = (places * mask).float()[..., None].expand(-1, -1, 2)
+        positions = torch.arange(1, longest + 1)
+        mask = torch.stack([positions <= self.lengths[row] for row in rows])
+        fragments = (positions * mask).float()[..., None].expand(-1, -1, 2)
         return ImageBatch(fragments=fragments, mask=mask, boxes=fragments.repeat(1, 1, 2) / 100)
 
 
-def pictures(n: int) -> list[Image]:
+def some_images(n: int) -> list[Image]:
     return [Image(str(row), str(row)) for row in range(n)]
 
 
@@ -193,10 +193,10 @@ def kept_regions(batch: ImageBatch) -> list[list[int]]:
 
 def test_a_fifth_of_the_regions_is_left_out() -> None:
     n = 400
-    batch = FewerRegions(Numbered([36] * n), 0.2).batch(pictures(n), [(1, row) for row in range(n)])
+    batch = FewerRegions(Numbered([36] * n), 0.2).batch(some_images(n), [(1, row) for row in range(n)])
     counts = np.bincount(np.concatenate(kept_regions(batch)), minlength=37)[1:]
     assert abs(counts.mean() / n - 0.8) < 0.01
-    assert (abs(counts / n - 0.8) < 0.08).all(), "each place alike"
+    assert (abs(counts / n - 0.8) < 0.08).all(), "every position alike"
 
 
 @settings(max_examples=40, deadline=None)
@@ -207,7 +207,7 @@ def test_a_fifth_of_the_regions_is_left_out() -> None:
 )
 def test_regions_keep_their_order_and_no_image_is_empty(lengths: list[int], probability: float, seed: int) -> None:
     source = FewerRegions(Numbered(lengths), probability)
-    images, seeds = pictures(len(lengths)), [(seed, row) for row in range(len(lengths))]
+    images, seeds = some_images(len(lengths)), [(seed, row) for row in range(len(lengths))]
     batch = source.batch(images, seeds)
     found = kept_regions(batch)
     for regions, length in zip(found, lengths, strict=True):
@@ -223,7 +223,7 @@ def test_regions_keep_their_order_and_no_image_is_empty(lengths: list[int], prob
 
 
 def test_measuring_sees_all_regions() -> None:
-    assert kept_regions(FewerRegions(Numbered([5, 3]), 0.9).batch(pictures(2))) == [[1, 2, 3, 4, 5], [1, 2, 3]]
+    assert kept_regions(FewerRegions(Numbered([5, 3]), 0.9).batch(some_images(2))) == [[1, 2, 3, 4, 5], [1, 2, 3]]
 
 
 def test_gaps_are_closed() -> None:
@@ -241,7 +241,7 @@ def test_features_in_device_memory_lose_the_same_regions(tmp_path: Path) -> None
     np.save(tmp_path / "features.npy", rng.normal(size=(6, 9, 4)).astype(np.float16))
     np.save(tmp_path / "boxes.npy", rng.random(size=(6, 9, 4)).astype(np.float32))
     np.save(tmp_path / "lengths.npy", np.array([9, 3, 1, 9, 6, 2]))
-    images, rows = pictures(6), np.stack([np.zeros(6, np.int64), np.arange(6)], axis=1)
+    images, rows = some_images(6), np.stack([np.zeros(6, np.int64), np.arange(6)], axis=1)
     part = Part("features.npy", "boxes.npy", "lengths.npy")
     write_manifest(tmp_path, [image.id for image in images], rows, [part], fragments=9, dim=4, tower={})
     store = FeatureStore(tmp_path)
@@ -266,8 +266,8 @@ def test_what_is_selected_stays_on_the_device_of_the_features() -> None:
             )
 
     seeds = [(0, row) for row in range(3)]
-    found = FewerRegions(Elsewhere(), 0.5).batch(pictures(3), seeds)
-    expected = FewerRegions(Numbered([9] * 3), 0.5).batch(pictures(3), seeds)
+    found = FewerRegions(Elsewhere(), 0.5).batch(some_images(3), seeds)
+    expected = FewerRegions(Numbered([9] * 3), 0.5).batch(some_images(3), seeds)
     assert found.fragments is not None
     assert expected.fragments is not None
     assert found.fragments.shape[:2] == expected.fragments.shape[:2]
@@ -284,7 +284,7 @@ def test_a_gpu_loses_the_same_regions() -> None:
             return super().batch(images, seeds).to("cuda")
 
     seeds, lengths = [(0, row) for row in range(4)], [9, 1, 5, 9]
-    found, expected = (FewerRegions(make(lengths), 0.5).batch(pictures(4), seeds) for make in (OnGpu, Numbered))
+    found, expected = (FewerRegions(make(lengths), 0.5).batch(some_images(4), seeds) for make in (OnGpu, Numbered))
     assert found.fragments is not None
     assert found.fragments.is_cuda
     assert same_batch(found.to("cpu"), expected)
@@ -311,7 +311,7 @@ def test_words_change_with_the_published_shares() -> None:
     assert abs(same / total - 0.8) < 0.02, "a replaced word may be one of the others"
 
 
-def test_hidden_replaced_and_left_out_words_are_told_apart() -> None:
+def test_hidden_replaced_and_left_out_words_differ() -> None:
     ids = np.full(4000, 4)
     (found,) = changes(0.5)([ids], [(0,)])
     replaced = ((found != 4) & (found != UNKNOWN)).sum()
@@ -339,13 +339,13 @@ def test_no_text_loses_all_words(words: list[int], seed: int) -> None:
 def test_a_text_changes_alike_in_any_company(lengths: list[int], seed: int) -> None:
     """Together, alone and in another order: also between texts without marks, and beside marks alone or nothing."""
     rng = np.random.default_rng(seed)
-    sentences = [rng.integers(3, 54, length) for length in lengths]
-    sentences = [np.array([START, *ids, END]) if row % 2 else ids for row, ids in enumerate(sentences)]
-    sentences += [np.array([START, END]), np.array([], dtype=np.int64)]
-    seeds = [(seed, row) for row in range(len(sentences))]
-    together = changes(0.6)(sentences, seeds)
-    alone = [changes(0.6)([ids], [key])[0] for ids, key in zip(sentences, seeds, strict=True)]
-    reverse = changes(0.6)(sentences[::-1], seeds[::-1])[::-1]
+    tokenized = [rng.integers(3, 54, length) for length in lengths]
+    tokenized = [np.array([START, *ids, END]) if row % 2 else ids for row, ids in enumerate(tokenized)]
+    tokenized += [np.array([START, END]), np.array([], dtype=np.int64)]
+    seeds = [(seed, row) for row in range(len(tokenized))]
+    together = changes(0.6)(tokenized, seeds)
+    alone = [changes(0.6)([ids], [key])[0] for ids, key in zip(tokenized, seeds, strict=True)]
+    reverse = changes(0.6)(tokenized[::-1], seeds[::-1])[::-1]
     for found, expected, backwards in zip(together, alone, reverse, strict=True):
         assert found.tolist() == expected.tolist() == backwards.tolist()
 
@@ -392,11 +392,11 @@ def test_a_pair_is_changed_alike_whoever_loads_it(tiny_corpus: Path, workers: in
     split = Corpus.open(tiny_corpus).split("train")
     tokenizer = WordVocabulary.build([text.text for text in split.texts], min_count=1)
     images = FewerRegions(FeatureImages(FeatureStore(tiny_corpus / "features" / "toy")), 0.4)
-    sentences = TokenizedTexts(tokenizer, split.texts, change=changes(0.5, tokenizer))
+    tokenized = TokenizedTexts(tokenizer, split.texts, change=changes(0.5, tokenizer))
     pairs = np.array([[0, 1], [3, 6], [2, 4], [1, 2]])
 
     def load(batches: list[np.ndarray], epoch: int, workers: int = 0) -> list[tuple[Any, ...]]:
-        loaded = load_pairs(split, images, sentences, batches, seed=(0, 0, epoch), workers=workers)
+        loaded = load_pairs(split, images, tokenized, batches, seed=(0, 0, epoch), workers=workers)
         return [
             (batch.images.fragments[row][batch.images.real()[row]].tolist(), batch.texts.tokens[row][real].tolist())
             for batch in loaded
@@ -409,5 +409,5 @@ def test_a_pair_is_changed_alike_whoever_loads_it(tiny_corpus: Path, workers: in
     assert load([pairs], 2) != together, "another epoch, other changes"
     plain = [tokenizer.ids(split.texts[row].text) for row in pairs[:, 1]]
     assert [ids for _, ids in together] != plain
-    measured = sentences.batch(pairs[:, 1])
+    measured = tokenized.batch(pairs[:, 1])
     assert [row[real].tolist() for row, real in zip(measured.tokens, measured.real(), strict=True)] == plain

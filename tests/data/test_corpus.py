@@ -24,7 +24,7 @@ def small(**changes: Any) -> Corpus:
 
 
 identifiers = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8)
-sentences = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=30).filter(
+captions = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=30).filter(
     lambda text: bool(text.split())
 )
 
@@ -38,7 +38,7 @@ def corpora(draw: st.DrawFn) -> Corpus:
             path = draw(st.none() | identifiers)
             images.append(Image(f"{group}/{n}", group, path, draw(st.dictionaries(st.just("size"), st.integers()))))
         for n in range(draw(st.integers(1, 7))):
-            texts.append(Text(f"{group}#{n}", group, draw(sentences), draw(st.sampled_from([None, f"{group}/0"]))))
+            texts.append(Text(f"{group}#{n}", group, draw(captions), draw(st.sampled_from([None, f"{group}/0"]))))
     images, texts = draw(st.permutations(images)), draw(st.permutations(texts))
     cut = draw(st.integers(0, len(groups)))
     return Corpus("any", images, texts, {"train": groups[:cut], "test": groups[cut:], "all": groups}, notes=["n\n"])

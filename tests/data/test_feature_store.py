@@ -213,9 +213,9 @@ def grown_by(folder: Path, *, gib: float, shape: tuple[int, int], batches: int) 
         header = {"descr": "<f4", "fortran_order": False, "shape": (rows, *shape)}
         np.lib.format.write_array_header_1_0(file, header)
         file.truncate(file.tell() + rows * shape[0] * shape[1] * 4)
-    places = np.stack([np.zeros(rows, dtype=np.int64), np.arange(rows)], axis=1)
+    positions = np.stack([np.zeros(rows, dtype=np.int64), np.arange(rows)], axis=1)
     ids = [str(row) for row in range(rows)]
-    write_manifest(folder, ids, places, [Part("sparse.npy")], fragments=shape[0], dim=shape[1], tower={})
+    write_manifest(folder, ids, positions, [Part("sparse.npy")], fragments=shape[0], dim=shape[1], tower={})
     command = [sys.executable, "-c", READ_AT_RANDOM, str(folder), str(batches)]
     output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     return float(output)
@@ -298,13 +298,13 @@ def test_damage_is_named(folder: Path) -> None:
 
 
 def test_texts_carry_their_features(folder: Path) -> None:
-    texts = [Text(str(n), "g", sentence) for n, sentence in enumerate(["a", "b", "a b", "c"])]
+    texts = [Text(str(n), "g", words) for n, words in enumerate(["a", "b", "a b", "c"])]
     tokenizer = WordVocabulary.build([text.text for text in texts], min_count=1, special_tokens=False)
     lengths = [len(tokenizer.ids(text.text)) for text in texts]
     write_word_features(folder, lengths, [WORDS[: sum(lengths)]], dim=5, dtype="float32", facts={})
-    sentences = TokenizedTexts(tokenizer, texts, WordFeatures(folder))
-    assert sentences.lengths() == lengths
-    parts = list(text_batches(sentences, 2, slice(1, 4)))
+    tokenized = TokenizedTexts(tokenizer, texts, WordFeatures(folder))
+    assert tokenized.lengths() == lengths
+    parts = list(text_batches(tokenized, 2, slice(1, 4)))
     assert [len(part) for part in parts] == [2, 1]
     assert parts[0].features is not None
     assert parts[0].features.shape == (*parts[0].tokens.shape, 5)

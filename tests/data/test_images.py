@@ -233,7 +233,7 @@ def test_truncated(tmp_path: Path, format: str, share: float) -> None:
     changes=st.lists(st.tuples(st.floats(0, 0.999), st.integers(0, 255)), max_size=12),
     cut=st.floats(0.05, 1),
 )
-def test_damage_gives_a_image_or_a_image_error(format: str, changes: list[tuple[float, int]], cut: float) -> None:
+def test_damage_gives_an_image_or_an_image_error(format: str, changes: list[tuple[float, int]], cut: float) -> None:
     data = bytearray(encoded(photograph(20, 10), format))
     for place, value in changes:
         data[int(place * len(data))] = value

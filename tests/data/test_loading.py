@@ -27,19 +27,19 @@ from quintet.errors import ImageError
 
 
 @pytest.fixture
-def pictures(tmp_path: Path) -> Corpus:
+def photos(tmp_path: Path) -> Corpus:
     for name, colour in (("a", (255, 0, 0)), ("b", (0, 255, 0))):
         PILImage.new("RGB", (4, 4), colour).save(tmp_path / f"{name}.png")
     images = [Image(name, name, f"{name}.png") for name in "ab"]
-    return Corpus("pictures", images, [Text(f"{n}#0", n, "a word") for n in "ab"], {"train": ["a", "b"]}, root=tmp_path)
+    return Corpus("photos", images, [Text(f"{n}#0", n, "a word") for n in "ab"], {"train": ["a", "b"]}, root=tmp_path)
 
 
-def to_tensor(picture: PILImage.Image) -> torch.Tensor:
-    return torch.from_numpy(np.asarray(picture, dtype=np.float32)).permute(2, 0, 1)
+def to_tensor(image: PILImage.Image) -> torch.Tensor:
+    return torch.from_numpy(np.asarray(image, dtype=np.float32)).permute(2, 0, 1)
 
 
-def noisy(picture: PILImage.Image, rng: np.random.Generator) -> torch.Tensor:
-    return to_tensor(picture) + float(rng.random())
+def noisy(image: PILImage.Image, rng: np.random.Generator) -> torch.Tensor:
+    return to_tensor(image) + float(rng.random())
 
 
 def test_pairs_carry_rows_groups_and_their_data(tiny_corpus: Path) -> None:
@@ -59,60 +59,58 @@ def test_pairs_carry_rows_groups_and_their_data(tiny_corpus: Path) -> None:
     assert torch.equal(batches[0].images.fragments[1], direct.fragments[0])
 
 
-def test_pixels_are_read_once_and_within_a_budget(pictures: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pixels_are_read_once_and_within_a_budget(photos: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
     reads: list[object] = []
     original = loading.open_image
     monkeypatch.setattr(loading, "open_image", lambda path: reads.append(path) or original(path))
-    source = PixelImages(pictures, to_tensor)
+    source = PixelImages(photos, to_tensor)
     for _ in range(2):
-        batch = source.batch(pictures.images)
+        batch = source.batch(photos.images)
     assert len(reads) == 2
     assert batch.pixels is not None
     assert batch.pixels[:, :, 0, 0].tolist() == [[255, 0, 0], [0, 255, 0]]
     monkeypatch.setattr(loading, "CACHE_BYTES", 0)
-    uncached = PixelImages(pictures, to_tensor)
+    uncached = PixelImages(photos, to_tensor)
     for _ in range(2):
-        uncached.batch(pictures.images)
+        uncached.batch(photos.images)
     assert len(reads) == 6
 
 
-def test_random_views_depend_on_the_seed_of_the_pair(pictures: Corpus) -> None:
-    source = PixelImages(pictures, to_tensor, noisy)
-    first, again, other = (
-        source.batch(pictures.images, seeds).pixels for seeds in ([[1], [2]], [[1], [2]], [[3], [2]])
-    )
+def test_random_views_depend_on_the_seed_of_the_pair(photos: Corpus) -> None:
+    source = PixelImages(photos, to_tensor, noisy)
+    first, again, other = (source.batch(photos.images, seeds).pixels for seeds in ([[1], [2]], [[1], [2]], [[3], [2]]))
     assert first is not None
     assert again is not None
     assert other is not None
     assert torch.equal(first, again)
     assert not torch.equal(first[0], other[0])
     assert torch.equal(first[1], other[1])
-    plain = source.batch(pictures.images).pixels
+    plain = source.batch(photos.images).pixels
     assert plain is not None
     assert plain[0, 0, 0, 0] == 255, "measuring sees the image as it is"
 
 
-def test_a_missing_image_is_named(pictures: Corpus) -> None:
-    (pictures.root / "b.png").unlink()
+def test_a_missing_image_is_named(photos: Corpus) -> None:
+    (photos.root / "b.png").unlink()
     with pytest.raises(ImageError, match=r"b\.png"):
-        PixelImages(pictures, to_tensor).batch(pictures.images)
+        PixelImages(photos, to_tensor).batch(photos.images)
 
 
 def test_whole_splits_come_in_order(tiny_corpus: Path) -> None:
     split = Corpus.open(tiny_corpus).split("test")
     source = FeatureImages(FeatureStore(tiny_corpus / "features" / "toy"))
-    sentences = TokenizedTexts(WordVocabulary.build([text.text for text in split.texts], min_count=1), split.texts)
+    tokenized = TokenizedTexts(WordVocabulary.build([text.text for text in split.texts], min_count=1), split.texts)
     assert sum(len(batch) for batch in image_batches(source, split.images, 4)) == len(split.images)
-    lengths = torch.cat([batch.lengths for batch in text_batches(sentences, 5)])
+    lengths = torch.cat([batch.lengths for batch in text_batches(tokenized, 5)])
     assert lengths.tolist() == [len(text.text.split()) + 2 for text in split.texts]
 
 
 def test_lengths_are_multiples_up_to_the_longest_text() -> None:
     texts = [Text(str(words), "g", " ".join(["word"] * words)) for words in (1, 3, 5, 9)]
-    sentences = TokenizedTexts(WordVocabulary.build(["word"], min_count=1), texts)  # two marks around each
-    sentences.multiple = 4
-    assert [sentences.batch([row]).tokens.shape[1] for row in range(4)] == [4, 8, 8, 11]
-    assert sentences.batch([0, 1]).lengths.tolist() == [3, 5]
+    tokenized = TokenizedTexts(WordVocabulary.build(["word"], min_count=1), texts)  # two marks around each
+    tokenized.multiple = 4
+    assert [tokenized.batch([row]).tokens.shape[1] for row in range(4)] == [4, 8, 8, 11]
+    assert tokenized.batch([0, 1]).lengths.tolist() == [3, 5]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -120,10 +118,10 @@ def test_chances_belong_to_the_pair_whoever_loads_it(tiny_corpus: Path, workers:
     """Not to the place in a batch, the number of batches, workers or processes; each epoch has its own."""
     split = Corpus.open(tiny_corpus).split("train")
     images = FeatureImages(FeatureStore(tiny_corpus / "features" / "toy"))
-    sentences = TokenizedTexts(WordVocabulary.build([text.text for text in split.texts], min_count=1), split.texts)
+    tokenized = TokenizedTexts(WordVocabulary.build([text.text for text in split.texts], min_count=1), split.texts)
 
     def drawn(pairs: list[np.ndarray], epoch: int = 0) -> dict[int, float]:
-        batches = load_pairs(split, images, sentences, pairs, seed=(3, 0, epoch), position_noise=True, workers=workers)
+        batches = load_pairs(split, images, tokenized, pairs, seed=(3, 0, epoch), position_noise=True, workers=workers)
         found: dict[int, float] = {}
         for batch in batches:
             assert batch.texts.position_noise is not None
@@ -136,18 +134,18 @@ def test_chances_belong_to_the_pair_whoever_loads_it(tiny_corpus: Path, workers:
     assert drawn([rows[:5]]) == {text: whole[text] for text in rows[:5, 1]}
     assert not set(drawn([rows], epoch=1).values()) & set(whole.values())
     assert all(0 <= chance < 1 for chance in whole.values())
-    [plain] = load_pairs(split, images, sentences, [rows], seed=(3, 0, 0))
+    [plain] = load_pairs(split, images, tokenized, [rows], seed=(3, 0, 0))
     assert plain.texts.position_noise is None
 
 
 def test_chances_are_uniform(tiny_corpus: Path) -> None:
     split = Corpus.open(tiny_corpus).split("train")
     images = FeatureImages(FeatureStore(tiny_corpus / "features" / "toy"))
-    sentences = TokenizedTexts(WordVocabulary.build([text.text for text in split.texts], min_count=1), split.texts)
+    tokenized = TokenizedTexts(WordVocabulary.build([text.text for text in split.texts], min_count=1), split.texts)
     rows = np.array([[image, text] for image in range(12) for text in range(24)])
     found = []
     for epoch in range(12):
-        [batch] = load_pairs(split, images, sentences, [rows], seed=(0, 0, epoch), position_noise=True)
+        [batch] = load_pairs(split, images, tokenized, [rows], seed=(0, 0, epoch), position_noise=True)
         assert batch.texts.position_noise is not None
         found.append(batch.texts.position_noise)
     counts = torch.histc(torch.cat(found), bins=12, min=0, max=1)

@@ -236,7 +236,7 @@ def test_normal_draws_the_top_less_often() -> None:
     rows = draw_offline(lists, split, pairs, rng, top_texts=30, top_images=6, distribution="normal")
     x = (np.arange(30) + 0.5) / 30
     assert chi_square(rows.text_rank, np.exp(-0.5 * ((x - 0.5) / 0.25) ** 2)) < 4
-    # The share of the first place under the stated defaults: "about a quarter" of the uniform share in long lists.
+    # The share of the first rank under the stated defaults: "about a quarter" of the uniform share in long lists.
     first = draw_offline(lists, split, pairs, rng, top_texts=40, top_images=6, distribution="normal").text_rank == 0
     assert 0.2 < first.mean() * 40 < 0.3
     shifted = draw_offline(

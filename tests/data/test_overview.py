@@ -49,9 +49,9 @@ def test_counts_lengths_and_vocabulary(corpus: Corpus) -> None:
 def test_duplicates_and_shared_groups(corpus: Corpus) -> None:
     facts = describe(corpus)
     assert facts["groups_in_several_splits"] == {"test & testall": 1}
-    assert facts["duplicate_sentences"] == {"sentences": 1, "examples": [{"text": "A dog runs.", "groups": 3}]}
-    assert describe(corpus, split="train")["duplicate_sentences"]["examples"][0]["groups"] == 2
-    assert describe(corpus, split="test")["duplicate_sentences"]["sentences"] == 0
+    assert facts["duplicate_texts"] == {"texts": 1, "examples": [{"text": "A dog runs.", "groups": 3}]}
+    assert describe(corpus, split="train")["duplicate_texts"]["examples"][0]["groups"] == 2
+    assert describe(corpus, split="test")["duplicate_texts"]["texts"] == 0
 
 
 def test_one_split(corpus: Corpus) -> None:
@@ -68,9 +68,9 @@ def test_several_images_of_a_group_share_its_texts() -> None:
 
 
 def test_unreadable_images_and_copies_are_listed_when_asked(corpus: Corpus) -> None:
-    assert "pictures" not in describe(corpus)
+    assert "image_files" not in describe(corpus)
     done: list[int] = []
-    facts = describe(corpus, check_images=True, progress=done.append)["pictures"]
+    facts = describe(corpus, check_images=True, progress=done.append)["image_files"]
     assert facts["checked"] == 4
     assert done == [1, 2, 3, 4]
     assert facts["copies"] == [["a", "b"]]
@@ -102,8 +102,8 @@ def test_images_are_spread_evenly(tmp_path: Path, suffix: str) -> None:
     contact_sheet(make_corpus(tmp_path, 24), tmp_path / f"sheet{suffix}", count=4)
     sheet = PILImage.open(tmp_path / f"sheet{suffix}")
     assert sheet.width == 4 * (SIDE + GAP) + GAP
-    for place, n in enumerate((0, 6, 12, 18)):
-        red, green, _ = sheet.getpixel((GAP + place * (SIDE + GAP) + 50, GAP + 50))
+    for index, n in enumerate((0, 6, 12, 18)):
+        red, green, _ = sheet.getpixel((GAP + index * (SIDE + GAP) + 50, GAP + 50))
         assert abs(red - n) < 8
         assert abs(green - (255 - n)) < 8
 
@@ -129,7 +129,7 @@ def test_unreadable_images_are_grey_boxes(tmp_path: Path) -> None:
     corpus.images[2] = Image("2", "2")
     contact_sheet(corpus, tmp_path / "sheet.png")
     sheet = PILImage.open(tmp_path / "sheet.png")
-    corners = [sheet.getpixel((GAP + place * (SIDE + GAP) + SIDE - 2, GAP + SIDE - 2)) for place in range(4)]
+    corners = [sheet.getpixel((GAP + index * (SIDE + GAP) + SIDE - 2, GAP + SIDE - 2)) for index in range(4)]
     assert corners == [(211, 211, 211)] * 3 + [(3, 252, 0)]
 
 

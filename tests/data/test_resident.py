@@ -105,17 +105,17 @@ def test_plain_views_are_those_from_disk(corpus: Corpus, crop: Any, channels: An
 def test_random_views_are_places_of_the_shrunk_image(corpus: Corpus, crop: Any, flip: float) -> None:
     found = pixels_of(ImageMemory(corpus, CPU).random(PREPROCESS, crop, flip).batch(corpus.images, SEEDS))
     for number, (width, height) in enumerate(SIZES):
-        picture = Images.open(corpus.root / f"{number}.png")
+        opened = Images.open(corpus.root / f"{number}.png")
         zoom = 20 / min(width, height)
         shrunk = {"shift": (round(width * zoom), round(height * zoom)), "squeeze": (20, 20), "none": (12, 16)}[crop]
-        whole = PREPROCESS.normalise(picture.resize(shrunk, Images.Resampling.BILINEAR))  # (3, h, w)
-        places = [
+        whole = PREPROCESS.normalise(opened.resize(shrunk, Images.Resampling.BILINEAR))  # (3, h, w)
+        crops = [
             whole[:, top : top + 16, left : left + 12]
             for top in range(whole.shape[1] - 15)
             for left in range(whole.shape[2] - 11)
         ]
-        mirrored = [place.flip(2) for place in places]
-        allowed = (places if flip < 1 else []) + (mirrored if flip else [])
+        mirrored = [crop.flip(2) for crop in crops]
+        allowed = (crops if flip < 1 else []) + (mirrored if flip else [])
         assert any(torch.allclose(found[number], view, atol=1e-6) for view in allowed), (number, crop)
 
 

@@ -13,12 +13,12 @@ from quintet.errors import CorpusError
 def split_of(images: list[int], texts: list[int], own: bool = False) -> Split:
     """Groups with so many images and texts each; with `own`, every text names its group's first image."""
     rows = [Image(f"i{g}.{n}", str(g)) for g, count in enumerate(images) for n in range(count)]
-    sentences = [
+    captions = [
         Text(f"t{g}.{n}", str(g), "a word", f"i{g}.0" if own else None)
         for g, count in enumerate(texts)
         for n in range(count)
     ]
-    return Corpus("x", rows, sentences, {"train": [str(g) for g in range(len(images))]}).split("train")
+    return Corpus("x", rows, captions, {"train": [str(g) for g in range(len(images))]}).split("train")
 
 
 COUNTS = st.lists(st.tuples(st.integers(1, 3), st.integers(1, 5)), min_size=2, max_size=8)

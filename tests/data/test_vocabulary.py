@@ -65,10 +65,10 @@ def test_longest_cuts_and_keeps_the_marks() -> None:
 
 @settings(deadline=None)
 @given(st.text())
-def test_tokens_are_as_many_as_ids(sentence: str) -> None:
+def test_tokens_are_as_many_as_ids(text: str) -> None:
     for marks in (True, False):
         vocabulary = WordVocabulary([*SPECIAL_TOKENS, "a", "."], special_tokens=marks)
-        assert len(vocabulary.ids(sentence)) == len(vocabulary.tokens(sentence)) >= 1
+        assert len(vocabulary.ids(text)) == len(vocabulary.tokens(text)) >= 1
 
 
 def test_coverage_counts_unknown_words() -> None:
@@ -163,7 +163,7 @@ def test_flickr8k_training_captions_are_covered(shared: Path) -> None:
     coverage = vocabulary.coverage(texts)
     assert coverage.unknown / coverage.tokens < 0.06
     assert all(word == word.lower() for word in vocabulary.words)
-    assert coverage.tokens == sum(len(split_words(sentence)) for sentence in texts)
+    assert coverage.tokens == sum(len(split_words(text)) for text in texts)
 
 
 def test_unknown_words_can_be_dropped_before_the_cut() -> None:
@@ -223,13 +223,13 @@ AS_NLTK = {
 }
 
 
-@pytest.mark.parametrize(("sentence", "expected"), AS_NLTK.items())
-def test_like_nltk(sentence: str, expected: str) -> None:
-    assert split_words(sentence) == expected.split()
+@pytest.mark.parametrize(("text", "expected"), AS_NLTK.items())
+def test_like_nltk(text: str, expected: str) -> None:
+    assert split_words(text) == expected.split()
 
 
 @pytest.mark.parametrize(
-    ("sentence", "expected"),
+    ("text", "expected"),
     [
         ("Dog\u2019s \u201cbest\u201d day\u2026", "dog 's `` best '' day \u2026"),
         ("the \u2018stop\u2019 sign", "the ' stop ' sign"),
@@ -244,8 +244,8 @@ def test_like_nltk(sentence: str, expected: str) -> None:
         ("a dog. it runs. st. louis", "a dog . it runs . st. louis"),
     ],
 )
-def test_unicode_and_our_own_rules(sentence: str, expected: str) -> None:
-    assert split_words(sentence) == expected.split()
+def test_unicode_and_our_own_rules(text: str, expected: str) -> None:
+    assert split_words(text) == expected.split()
 
 
 def test_one_word_has_one_spelling() -> None:

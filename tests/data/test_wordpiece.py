@@ -44,8 +44,8 @@ def test_the_same_as_transformers_bert(vocabulary: Path) -> None:
     transformers = pytest.importorskip("transformers")
     theirs = transformers.BertTokenizerFast(str(vocabulary), do_lower_case=True)
     ours = WordPiece.load(vocabulary)
-    for sentence in ["A dog, runs!", "DOGS running 走 [MASK] a", "café's", "", "a" * 300]:
-        assert ours.ids(sentence) == theirs(sentence)["input_ids"]
+    for text in ["A dog, runs!", "DOGS running 走 [MASK] a", "café's", "", "a" * 300]:
+        assert ours.ids(text) == theirs(text)["input_ids"]
 
 
 def test_crlf_and_a_missing_last_line_break(tmp_path: Path) -> None:

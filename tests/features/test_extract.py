@@ -246,7 +246,7 @@ def test_nothing_readable_is_an_error_and_is_looked_at_again(corpus: Corpus, wei
     assert extract(corpus, weights).written == COUNT
 
 
-def test_a_full_disk_is_told_and_resumed(corpus: Corpus, weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported_and_resumed(corpus: Corpus, weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     original, calls = feature_job.write_synced, 0
 
     def full(file: Any, data: bytes) -> None:
@@ -265,7 +265,7 @@ def test_a_full_disk_is_told_and_resumed(corpus: Corpus, weights: Path, monkeypa
     assert read(report.folder) == read(extract(corpus, weights, "whole").folder)
 
 
-def test_too_small_a_disk_is_told_before_the_work(
+def test_too_small_a_disk_is_reported_before_the_work(
     corpus: Corpus, weights: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(feature_job.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 1000}))

@@ -141,7 +141,7 @@ def inspect_command(
     if sheet is not None:
         contact_sheet(opened, sheet, count, split)
         Console(stderr=True).print(f"contact sheet: {escape(str(sheet))}")
-    if facts.get("pictures", {}).get("unreadable"):
+    if facts.get("image_files", {}).get("unreadable"):
         raise typer.Exit(1)
 
 
@@ -176,9 +176,9 @@ def _print_facts(console: Console, facts: dict[str, Any]) -> None:
     console.print(table)
     for pair, count in facts["groups_in_several_splits"].items():
         console.print(f"[yellow]{count:,} groups are in both splits {escape(pair)}[/yellow]")
-    repeated = facts["duplicate_sentences"]
-    if repeated["sentences"]:
-        console.print(f"{repeated['sentences']:,} texts occur in several groups, most often:")
+    repeated = facts["duplicate_texts"]
+    if repeated["texts"]:
+        console.print(f"{repeated['texts']:,} texts occur in several groups, most often:")
         for example in repeated["examples"]:
             console.print(f"  {example['groups']} x {escape(example['text'])}", highlight=False, soft_wrap=True)
     for name, row in facts["features"].items():
@@ -186,8 +186,8 @@ def _print_facts(console: Console, facts: dict[str, Any]) -> None:
             **row
         )
         console.print(f"features {escape(name)}: {escape(said)}", highlight=False, soft_wrap=True)
-    if "pictures" in facts:
-        _print_images(console, facts["pictures"])
+    if "image_files" in facts:
+        _print_images(console, facts["image_files"])
     _print_notes(console, facts["notes"])
 
 

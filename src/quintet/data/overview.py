@@ -19,9 +19,129 @@ from quintet.data.vocabulary import split_words
 from quintet.errors import CorpusError, ImageError
 from quintet.files import atomic_write
 
-SIDE, GAP, LINE, LINES, COLUMNS = 160, 12, 14, 3, 6
+QUANTILES = {"min": 0.0, "5%": 0.05, "median": 0.5, "95%": 0.95, "max": 1.0}
+EXAMPLES = 5
+SIDE, GAP, LINE, LINES, COLUMNS = 160, 12, 14, 3, 6  # of a contact sheet: pixels, lines of a caption, images in a row
 FORMATS = {".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG"}
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
+
+
+def describe(
+    corpus: Corpus,
+    *,
+    split: str | None = None,
+    check_images: bool = False,
+    progress: Callable[[int], None] | None = None,
+) -> dict[str, Any]:
+    """Facts about a corpus, or about one split of it, that JSON can hold.
+
+    With `check_images` every image is decoded and its file hashed: unreadable ones and exact copies are listed.
+    `progress` is then called with the number of images done.
+    """
+    chosen = [corpus.split(name) for name in ([split] if split is not None else corpus.splits)]
+    facts: dict[str, Any] = {
+        "name": corpus.name,
+        "folder": str(corpus.root),
+        "images": len(corpus.images),
+        "texts": len(corpus.texts),
+        "groups": len({image.group for image in corpus.images}),
+        "splits": {part.name: _describe_split(part) for part in chosen},
+        "groups_in_several_splits": _shared_groups(corpus.splits),
+        "duplicate_texts": _duplicate_texts(chosen),
+        "features": _features(corpus),
+        "notes": corpus.notes,
+    }
+    if check_images:
+        images = {image.id: image for part in chosen for image in part.images}
+        facts["image_files"] = _check_images(corpus, images.values(), progress)
+    return facts
+
+
+def _describe_split(split: Split) -> dict[str, Any]:
+    words = [split_words(text.text) for text in split.texts]
+    per_image = Counter(len(texts) for texts in split.texts_of_image)
+    vocabulary = {word for text in words for word in text}
+    return {
+        "groups": len(split.groups),
+        "images": len(split.images),
+        "texts": len(split.texts),
+        "images_by_number_of_texts": {str(number): per_image[number] for number in sorted(per_image)},
+        "words_in_a_text": _quantiles([len(text) for text in words]),
+        "vocabulary": len(vocabulary),
+    }
+
+
+def _quantiles(lengths: list[int]) -> dict[str, int]:
+    if not lengths:
+        return {}
+    values = np.quantile(lengths, list(QUANTILES.values()), method="lower")
+    return {name: int(value) for name, value in zip(QUANTILES, values, strict=True)}
+
+
+def _shared_groups(splits: dict[str, list[str]]) -> dict[str, int]:
+    """How many groups two splits have in common: `test` may be inside `testall`; `train` must not share with `test`."""
+    names = list(splits)
+    shared = {
+        f"{one} & {other}": len(set(splits[one]) & set(splits[other]))
+        for index, one in enumerate(names)
+        for other in names[index + 1 :]
+    }
+    return {pair: count for pair, count in shared.items() if count}
+
+
+def _duplicate_texts(splits: Iterable[Split]) -> dict[str, Any]:
+    """Texts that describe several groups word for word: such pairs count as wrong though they are not."""
+    groups: dict[str, set[str]] = defaultdict(set)
+    for split in splits:
+        for text in split.texts:
+            groups[text.text].add(text.group)
+    repeated = {text: len(found) for text, found in groups.items() if len(found) > 1}
+    often = sorted(repeated, key=lambda text: (-repeated[text], text))
+    return {
+        "texts": len(repeated),
+        "examples": [{"text": text, "groups": repeated[text]} for text in often[:EXAMPLES]],
+    }
+
+
+def _features(corpus: Corpus) -> dict[str, Any]:
+    facts: dict[str, Any] = {}
+    for manifest in sorted((corpus.root / "features").glob("*/manifest.json")):
+        try:
+            store = FeatureStore(manifest.parent)
+        except CorpusError as error:
+            facts[manifest.parent.name] = {"error": str(error)}
+            continue
+        missing = sum(image.id not in store for image in corpus.images)
+        facts[manifest.parent.name] = {
+            "images": len(store),
+            "images_without": missing,
+            "fragments": store.fragments,
+            "dim": store.dim,
+        }
+    return facts
+
+
+def _check_images(corpus: Corpus, images: Iterable[Image], progress: Callable[[int], None] | None) -> dict[str, Any]:
+    unreadable, by_hash, checked = [], defaultdict(list), 0
+    for image in images:
+        if image.path is None:
+            continue
+        checked += 1
+        path = corpus.image_path(image)
+        try:
+            open_image(path)
+            by_hash[_digest(path)].append(image.id)
+        except ImageError as error:
+            unreadable.append({"image": image.id, "reason": str(error)})
+        if progress is not None:
+            progress(checked)
+    copies = [ids for ids in by_hash.values() if len(ids) > 1]
+    return {"checked": checked, "unreadable": unreadable, "copies": copies}
+
+
+def _digest(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()
 
 
 def contact_sheet(corpus: Corpus, path: Path | str, count: int = 24, split: str | None = None) -> None:
@@ -79,125 +199,3 @@ def _wrap(draw: ImageDraw.ImageDraw, text: str, width: int, lines: int, font: Fo
 
 def _pieces(word: str, size: int = 20) -> list[str]:
     return [word[start : start + size] for start in range(0, len(word), size)]
-
-
-QUANTILES = {"min": 0.0, "5%": 0.05, "median": 0.5, "95%": 0.95, "max": 1.0}
-EXAMPLES = 5
-
-
-def describe(
-    corpus: Corpus,
-    *,
-    split: str | None = None,
-    check_images: bool = False,
-    progress: Callable[[int], None] | None = None,
-) -> dict[str, Any]:
-    """Facts about a corpus, or about one split of it, that JSON can hold.
-
-    With `check_images` every image is decoded and its file hashed: unreadable ones and exact copies are listed.
-    `progress` is then called with the number of images done.
-    """
-    chosen = [corpus.split(name) for name in ([split] if split is not None else corpus.splits)]
-    facts: dict[str, Any] = {
-        "name": corpus.name,
-        "folder": str(corpus.root),
-        "images": len(corpus.images),
-        "texts": len(corpus.texts),
-        "groups": len({image.group for image in corpus.images}),
-        "splits": {part.name: _describe_split(part) for part in chosen},
-        "groups_in_several_splits": _shared_groups(corpus.splits),
-        "duplicate_sentences": _duplicate_texts(chosen),
-        "features": _features(corpus),
-        "notes": corpus.notes,
-    }
-    if check_images:
-        images = {image.id: image for part in chosen for image in part.images}
-        facts["pictures"] = _check_images(corpus, images.values(), progress)
-    return facts
-
-
-def _describe_split(split: Split) -> dict[str, Any]:
-    words = [split_words(text.text) for text in split.texts]
-    per_image = Counter(len(texts) for texts in split.texts_of_image)
-    vocabulary = {word for text in words for word in text}
-    return {
-        "groups": len(split.groups),
-        "images": len(split.images),
-        "texts": len(split.texts),
-        "images_by_number_of_texts": {str(number): per_image[number] for number in sorted(per_image)},
-        "words_in_a_text": _quantiles([len(text) for text in words]),
-        "vocabulary": len(vocabulary),
-    }
-
-
-def _quantiles(lengths: list[int]) -> dict[str, int]:
-    if not lengths:
-        return {}
-    values = np.quantile(lengths, list(QUANTILES.values()), method="lower")
-    return {name: int(value) for name, value in zip(QUANTILES, values, strict=True)}
-
-
-def _shared_groups(splits: dict[str, list[str]]) -> dict[str, int]:
-    """How many groups two splits have in common: `test` may be inside `testall`; `train` must not share with `test`."""
-    names = list(splits)
-    shared = {
-        f"{one} & {other}": len(set(splits[one]) & set(splits[other]))
-        for index, one in enumerate(names)
-        for other in names[index + 1 :]
-    }
-    return {pair: count for pair, count in shared.items() if count}
-
-
-def _duplicate_texts(splits: Iterable[Split]) -> dict[str, Any]:
-    """Texts that describe several groups word for word: such pairs count as wrong though they are not."""
-    groups: dict[str, set[str]] = defaultdict(set)
-    for split in splits:
-        for text in split.texts:
-            groups[text.text].add(text.group)
-    repeated = {text: len(found) for text, found in groups.items() if len(found) > 1}
-    often = sorted(repeated, key=lambda text: (-repeated[text], text))
-    return {
-        "sentences": len(repeated),
-        "examples": [{"text": text, "groups": repeated[text]} for text in often[:EXAMPLES]],
-    }
-
-
-def _features(corpus: Corpus) -> dict[str, Any]:
-    facts: dict[str, Any] = {}
-    for manifest in sorted((corpus.root / "features").glob("*/manifest.json")):
-        try:
-            store = FeatureStore(manifest.parent)
-        except CorpusError as error:
-            facts[manifest.parent.name] = {"error": str(error)}
-            continue
-        missing = sum(image.id not in store for image in corpus.images)
-        facts[manifest.parent.name] = {
-            "images": len(store),
-            "images_without": missing,
-            "fragments": store.fragments,
-            "dim": store.dim,
-        }
-    return facts
-
-
-def _check_images(corpus: Corpus, images: Iterable[Image], progress: Callable[[int], None] | None) -> dict[str, Any]:
-    unreadable, by_hash, checked = [], defaultdict(list), 0
-    for image in images:
-        if image.path is None:
-            continue
-        checked += 1
-        path = corpus.image_path(image)
-        try:
-            open_image(path)
-            by_hash[_digest(path)].append(image.id)
-        except ImageError as error:
-            unreadable.append({"image": image.id, "reason": str(error)})
-        if progress is not None:
-            progress(checked)
-    copies = [ids for ids in by_hash.values() if len(ids) > 1]
-    return {"checked": checked, "unreadable": unreadable, "copies": copies}
-
-
-def _digest(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").digest()

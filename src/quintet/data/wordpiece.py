@@ -20,71 +20,9 @@ from quintet.files import read_json
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as HuggingFaceTokenizer
 
-CONTINUED = "##"  # before a piece that does not begin a word
-
-
-def learn_pieces(words: Mapping[str, int], size: int) -> list[str]:
-    """The letters of the words in alphabetical order, then joined pieces in the order learned, `size` in all.
-
-    The most frequent pair of neighbouring pieces is joined into one, repeatedly, until there are `size` pieces or no
-    pair is left. Of equally frequent pairs the alphabetically first is joined. All letters are kept, even if there are
-    more than `size`.
-
-    >>> learn_pieces({"dog": 3, "dogs": 2, "do": 1}, size=7)
-    ['##g', '##o', '##s', 'd', 'do', 'dog', 'dogs']
-    """
-    spelled = [[word[0], *(CONTINUED + letter for letter in word[1:])] for word in sorted(words)]
-    counts = [words[word] for word in sorted(words)]
-    pieces = sorted({piece for parts in spelled for piece in parts})
-    known = set(pieces)
-    pairs = Counter[tuple[str, str]]()
-    where: dict[tuple[str, str], set[int]] = defaultdict(set)
-    for number, parts in enumerate(spelled):
-        for pair in pairwise(parts):
-            pairs[pair] += counts[number]
-            where[pair].add(number)
-    heap = [(-count, pair) for pair, count in pairs.items()]
-    heapq.heapify(heap)
-    while heap and len(pieces) < size:
-        count, pair = heapq.heappop(heap)
-        if -count != pairs[pair]:  # joined or recounted since; the newer count has an entry of its own
-            continue
-        joined = pair[0] + pair[1].removeprefix(CONTINUED)
-        if joined not in known:
-            known.add(joined)
-            pieces.append(joined)
-        changed = set()
-        for number in where.pop(pair):
-            before = spelled[number]
-            spelled[number] = after = _join(before, pair, joined)
-            for old in pairwise(before):
-                pairs[old] -= counts[number]
-                changed.add(old)
-            for new in pairwise(after):
-                pairs[new] += counts[number]
-                where[new].add(number)
-                changed.add(new)
-        for other in changed:
-            if pairs[other] > 0:
-                heapq.heappush(heap, (-pairs[other], other))
-    return pieces
-
-
-def _join(parts: list[str], pair: tuple[str, str], joined: str) -> list[str]:
-    out: list[str] = []
-    position = 0
-    while position < len(parts):
-        if tuple(parts[position : position + 2]) == pair:
-            out.append(joined)
-            position += 2
-        else:
-            out.append(parts[position])
-            position += 1
-    return out
-
-
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 NEEDED = SPECIAL_TOKENS[:4]
+CONTINUED = "##"  # before a piece that does not begin a word
 
 
 class WordPiece:
@@ -162,7 +100,7 @@ class WordPiece:
         special, continues = (np.zeros(self._size, dtype=bool) for _ in range(2))
         for piece, id_ in self._tokenizer.get_vocab().items():
             special[id_] = piece in SPECIAL_TOKENS and piece != "[UNK]"
-            continues[id_] = piece.startswith("##")
+            continues[id_] = piece.startswith(CONTINUED)
         return TokenKinds(special, continues, self.mask)
 
     def state(self) -> dict[str, Any]:
@@ -231,3 +169,63 @@ def _bert_tokenizer(vocabulary: dict[str, int]) -> HuggingFaceTokenizer:
     tokenizer.decoder = _hugging_face("decoders").WordPiece()
     tokenizer.add_special_tokens([token for token in SPECIAL_TOKENS if token in vocabulary])
     return tokenizer
+
+
+def learn_pieces(words: Mapping[str, int], size: int) -> list[str]:
+    """The letters of the words in alphabetical order, then joined pieces in the order learned, `size` in all.
+
+    The most frequent pair of neighbouring pieces is joined into one, repeatedly, until there are `size` pieces or no
+    pair is left. Of equally frequent pairs the alphabetically first is joined. All letters are kept, even if there are
+    more than `size`.
+
+    >>> learn_pieces({"dog": 3, "dogs": 2, "do": 1}, size=7)
+    ['##g', '##o', '##s', 'd', 'do', 'dog', 'dogs']
+    """
+    spelled = [[word[0], *(CONTINUED + letter for letter in word[1:])] for word in sorted(words)]
+    counts = [words[word] for word in sorted(words)]
+    pieces = sorted({piece for parts in spelled for piece in parts})
+    known = set(pieces)
+    pairs = Counter[tuple[str, str]]()
+    where: dict[tuple[str, str], set[int]] = defaultdict(set)
+    for number, parts in enumerate(spelled):
+        for pair in pairwise(parts):
+            pairs[pair] += counts[number]
+            where[pair].add(number)
+    heap = [(-count, pair) for pair, count in pairs.items()]
+    heapq.heapify(heap)
+    while heap and len(pieces) < size:
+        count, pair = heapq.heappop(heap)
+        if -count != pairs[pair]:  # joined or recounted since; the newer count has an entry of its own
+            continue
+        joined = pair[0] + pair[1].removeprefix(CONTINUED)
+        if joined not in known:
+            known.add(joined)
+            pieces.append(joined)
+        changed = set()
+        for number in where.pop(pair):
+            before = spelled[number]
+            spelled[number] = after = _join(before, pair, joined)
+            for old in pairwise(before):
+                pairs[old] -= counts[number]
+                changed.add(old)
+            for new in pairwise(after):
+                pairs[new] += counts[number]
+                where[new].add(number)
+                changed.add(new)
+        for other in changed:
+            if pairs[other] > 0:
+                heapq.heappush(heap, (-pairs[other], other))
+    return pieces
+
+
+def _join(parts: list[str], pair: tuple[str, str], joined: str) -> list[str]:
+    out: list[str] = []
+    position = 0
+    while position < len(parts):
+        if tuple(parts[position : position + 2]) == pair:
+            out.append(joined)
+            position += 2
+        else:
+            out.append(parts[position])
+            position += 1
+    return out

@@ -19,7 +19,7 @@ def make_images(folder: Path, *names: str) -> Path:
     return folder
 
 
-def sentences(corpus: Any) -> dict[str, list[str]]:
+def captions_of(corpus: Any) -> dict[str, list[str]]:
     return {image.id: [text.text for text in corpus.texts if text.group == image.group] for image in corpus.images}
 
 
@@ -29,7 +29,7 @@ def test_csv_with_quoted_captions(tmp_path: Path) -> None:
         'image,caption\na.png,"A dog, brown"\na.png,"Two\nlines ""quoted"""\nb.png,Größe\n', encoding="utf-8-sig"
     )
     corpus = import_corpus("folder", source, tmp_path / "out")
-    assert sentences(corpus) == {"a.png": ["A dog, brown", 'Two\nlines "quoted"'], "b.png": ["Größe"]}
+    assert captions_of(corpus) == {"a.png": ["A dog, brown", 'Two\nlines "quoted"'], "b.png": ["Größe"]}
 
 
 def test_tsv_takes_quotation_marks_as_they_are(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_parquet(tmp_path: Path) -> None:
     table = pyarrow.table({"path": ["a.png", "b.png"], "caption": [["One.", "Größe."], ["Two."]]})
     parquet.write_table(table, source / "t.parquet")
     corpus = import_corpus("folder", source, tmp_path / "out")
-    assert sentences(corpus) == {"a.png": ["One.", "Größe."], "b.png": ["Two."]}
+    assert captions_of(corpus) == {"a.png": ["One.", "Größe."], "b.png": ["Two."]}
     (source / "t.parquet").write_bytes(b"PAR1 nonsense")
     with pytest.raises(CorpusError, match="cannot be read as Parquet"):
         import_corpus("folder", source, tmp_path / "out2")
@@ -80,7 +80,7 @@ def test_sidecar_files(tmp_path: Path) -> None:
     (source / "a.txt").write_text("One.\r\n\nTwo.\n")
     (source / "deep" / "b.JPG.txt").write_text("Drei Äpfel", encoding="utf-8")
     corpus = import_corpus("folder", source, tmp_path / "out")
-    assert sentences(corpus) == {"a.png": ["One.", "Two."], "deep/b.JPG": ["Drei Äpfel"]}
+    assert captions_of(corpus) == {"a.png": ["One.", "Two."], "deep/b.JPG": ["Drei Äpfel"]}
     assert "skipped 1 images without a caption, first c.png" in corpus.notes
 
 
@@ -116,14 +116,14 @@ def test_columns_by_option_and_by_typo(tmp_path: Path) -> None:
     with pytest.raises(CorpusError, match="no column 'einz'; did you mean 'eins'"):
         import_corpus("folder", source, tmp_path / "out", image="bild", caption="einz")
     corpus = import_corpus("folder", source, tmp_path / "out", image="bild", caption="eins,zwei")
-    assert sentences(corpus) == {"a.png": ["One.", "Two."]}
+    assert captions_of(corpus) == {"a.png": ["One.", "Two."]}
 
 
 def test_a_delimiter_of_its_own(tmp_path: Path) -> None:
     source = make_images(tmp_path / "s", "a.png")
     (source / "results.txt").write_text("image_name|comment\na.png|A dog, brown\n")
     corpus = import_corpus("folder", source / "results.txt", tmp_path / "out", delimiter="|")
-    assert sentences(corpus) == {"a.png": ["A dog, brown"]}
+    assert captions_of(corpus) == {"a.png": ["A dog, brown"]}
 
 
 @pytest.mark.parametrize("row", ["a.png", "a.png,A dog, brown"])
@@ -147,7 +147,7 @@ def test_missing_images_and_empty_captions_are_noted_or_refused(tmp_path: Path) 
     source = make_images(tmp_path / "s", "a.png")
     (source / "t.csv").write_text("image,caption\na.png,Fine.\na.png, \ngone.png,Lost.\n")
     corpus = import_corpus("folder", source, tmp_path / "out")
-    assert sentences(corpus) == {"a.png": ["Fine."]}
+    assert captions_of(corpus) == {"a.png": ["Fine."]}
     assert any(note.startswith("skipped 1 images that do not exist") for note in corpus.notes)
     assert "skipped 1 empty captions, first a.png#1" in corpus.notes
     with pytest.raises(CorpusError, match="images that do not exist"):

@@ -71,7 +71,7 @@ def test_cocos_folders_may_lie_beside_the_file(tmp_path: Path) -> None:
     assert all(corpus.image_path(image).is_file() for image in corpus.images)
 
 
-def test_restval_is_joined_unless_told(tmp_path: Path) -> None:
+def test_restval_is_joined_unless_asked(tmp_path: Path) -> None:
     source = make_source(tmp_path / "s", COCO, "dataset_coco.json")
     corpus = import_corpus("karpathy", source, tmp_path / "out")
     assert len(corpus.splits["train"]) == 2

@@ -12,7 +12,7 @@ from quintet.data.formats import import_corpus, webdataset
 from quintet.errors import CorpusError
 
 
-def picture(colour: str = "red") -> bytes:
+def png(colour: str = "red") -> bytes:
     buffer = io.BytesIO()
     Image.new("RGB", (3, 3), colour).save(buffer, "PNG")
     return buffer.getvalue()
@@ -33,15 +33,15 @@ def test_images_are_unpacked_beside_their_captions(tmp_path: Path) -> None:
     write_shard(
         source / "train-000.tar",
         {
-            "0001.png": picture("red"),
+            "0001.png": png("red"),
             "0001.txt": "A red square.\nNoch größer.\n".encode(),
             "0001.json": json.dumps({"width": 3}).encode(),
-            "sub/0002.PNG": picture("blue"),
+            "sub/0002.PNG": png("blue"),
             "sub/0002.json": json.dumps({"caption": "A blue square."}).encode(),
             "sub/0002.cls": b"7",
         },
     )
-    files = {"0003.png": picture("lime"), "0003.json": b'{"texts": ["Green.", "A green square."]}'}
+    files = {"0003.png": png("lime"), "0003.json": b'{"texts": ["Green.", "A green square."]}'}
     write_shard(source / "val-000.tar.gz", files, "w:gz")
     corpus = import_corpus("webdataset", source, tmp_path / "out")
     assert corpus.splits == {"train": ["0001", "sub/0002"], "dev": ["0003"]}
@@ -57,11 +57,11 @@ def test_images_are_unpacked_beside_their_captions(tmp_path: Path) -> None:
         "pictures/sub/0002.png",
         "pictures/0003.png",
     ]
-    assert corpus.image_path(corpus.images[1]).read_bytes() == picture("blue")
+    assert corpus.image_path(corpus.images[1]).read_bytes() == png("blue")
 
 
 def test_shards_without_a_split_in_their_name_are_split_by_hash(tmp_path: Path) -> None:
-    files = {f"{n}.{kind}": data for n in range(40) for kind, data in (("png", picture()), ("txt", b"Red."))}
+    files = {f"{n}.{kind}": data for n in range(40) for kind, data in (("png", png()), ("txt", b"Red."))}
     corpus = import_corpus(
         "webdataset", write_shard(tmp_path / "x.tar", files), tmp_path / "out", fractions="0.5,0,0.5"
     )
@@ -70,7 +70,7 @@ def test_shards_without_a_split_in_their_name_are_split_by_hash(tmp_path: Path) 
 
 
 def test_a_split_may_be_a_folder(tmp_path: Path) -> None:
-    files = {"1.png": picture(), "1.txt": b"Red."}
+    files = {"1.png": png(), "1.txt": b"Red."}
     write_shard(tmp_path / "s" / "test" / "000.tar", files)
     assert import_corpus("webdataset", tmp_path / "s", tmp_path / "out").splits == {"test": ["1"]}
 
@@ -79,10 +79,10 @@ def test_names_that_point_outside_and_links_are_never_written(tmp_path: Path) ->
     shard = write_shard(
         tmp_path / "train.tar",
         {
-            "../evil.png": picture(),
-            "/tmp/quintet-evil.png": picture(),
-            "a/../../evil.png": picture(),
-            "fine.png": picture(),
+            "../evil.png": png(),
+            "/tmp/quintet-evil.png": png(),
+            "a/../../evil.png": png(),
+            "fine.png": png(),
             "fine.txt": b"Red.",
         },
     )
@@ -106,7 +106,7 @@ def test_names_that_point_outside_and_links_are_never_written(tmp_path: Path) ->
 
 def test_a_huge_member_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(webdataset, "MAX_BYTES", 2**20)
-    files = {"1.png": picture() + b"\0" * 2**20, "1.txt": b"Huge.", "2.png": picture(), "2.txt": b"Red."}
+    files = {"1.png": png() + b"\0" * 2**20, "1.txt": b"Huge.", "2.png": png(), "2.txt": b"Red."}
     corpus = import_corpus("webdataset", write_shard(tmp_path / "train.tar", files), tmp_path / "out")
     assert [image.id for image in corpus.images] == ["2"]
     assert any("files of more than 1 MiB" in note for note in corpus.notes)
@@ -114,11 +114,11 @@ def test_a_huge_member_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_samples_without_image_or_caption_are_noted(tmp_path: Path) -> None:
     files = {
-        "1.png": picture(),
+        "1.png": png(),
         "1.txt": b"Red.",
         "2.txt": b"Alone.",
-        "3.png": picture(),
-        "4.png": picture(),
+        "3.png": png(),
+        "4.png": png(),
         "4.json": b"[]",
     }
     corpus = import_corpus("webdataset", write_shard(tmp_path / "train.tar", files), tmp_path / "out")
@@ -133,20 +133,20 @@ def test_samples_without_image_or_caption_are_noted(tmp_path: Path) -> None:
 
 def test_a_key_in_two_shards(tmp_path: Path) -> None:
     for name in ("a.tar", "b.tar"):
-        write_shard(tmp_path / "s" / name, {"1.png": picture(), "1.txt": b"Red."})
+        write_shard(tmp_path / "s" / name, {"1.png": png(), "1.txt": b"Red."})
     with pytest.raises(CorpusError, match=r"key '1' is in .*a\.tar and in .*b\.tar"):
         import_corpus("webdataset", tmp_path / "s", tmp_path / "out")
 
 
 def test_a_caption_that_is_not_utf8(tmp_path: Path) -> None:
-    shard = write_shard(tmp_path / "x.tar", {"1.png": picture(), "1.txt": b"fine\ncaf\xe9"})
+    shard = write_shard(tmp_path / "x.tar", {"1.png": png(), "1.txt": b"fine\ncaf\xe9"})
     with pytest.raises(CorpusError, match=r"x\.tar:1\.txt, line 2: not UTF-8"):
         import_corpus("webdataset", shard, tmp_path / "out")
 
 
 @pytest.mark.parametrize(("data", "message"), [(b"{", "not valid JSON"), (b'{"caption": 3}', "not text")])
 def test_a_bad_json(tmp_path: Path, data: bytes, message: str) -> None:
-    shard = write_shard(tmp_path / "x.tar", {"1.png": picture(), "1.json": data})
+    shard = write_shard(tmp_path / "x.tar", {"1.png": png(), "1.json": data})
     with pytest.raises(CorpusError, match=rf"x\.tar:1\.json.*{message}"):
         import_corpus("webdataset", shard, tmp_path / "out")
 
@@ -155,7 +155,7 @@ def test_a_bad_json(tmp_path: Path, data: bytes, message: str) -> None:
 @pytest.mark.parametrize("mode", ["w", "w:gz"])
 def test_a_truncated_shard(tmp_path: Path, mode: str, kept: float) -> None:
     # Cut after so many blocks of 512 bytes: in a header, in a file, and exactly where the next header would begin.
-    files = {"1.png": picture(), "1.txt": b"Red.", "2.png": picture(), "2.txt": b"Red."}
+    files = {"1.png": png(), "1.txt": b"Red.", "2.png": png(), "2.txt": b"Red."}
     shard = write_shard(tmp_path / "x.tar", files, mode)
     whole = shard.read_bytes()
     shard.write_bytes(whole[: int(512 * kept)] if mode == "w" else whole[: int(len(whole) * kept / 6.1)])
@@ -165,9 +165,7 @@ def test_a_truncated_shard(tmp_path: Path, mode: str, kept: float) -> None:
 
 
 def test_a_damaged_header_is_not_the_end(tmp_path: Path) -> None:
-    shard = write_shard(
-        tmp_path / "x.tar", {"1.png": picture(), "1.txt": b"Red.", "2.png": picture(), "2.txt": b"Red."}
-    )
+    shard = write_shard(tmp_path / "x.tar", {"1.png": png(), "1.txt": b"Red.", "2.png": png(), "2.txt": b"Red."})
     data = bytearray(shard.read_bytes())
     data[4 * 512 : 4 * 512 + 5] = b"?????"
     shard.write_bytes(data)

@@ -55,7 +55,7 @@ FOUR = re.compile(rf"#(\d) and #(\d) ({WAY}) #(\d) and #(\d)")
 ROWS = re.compile(r"at the top #(\d) and #(\d), at the bottom #(\d) and #(\d)")
 BETWEEN = re.compile(r"#(\d) between #(\d) and #(\d)")
 ORDER = re.compile(r"(left to right|right to left|top to bottom|bottom to top|bottom up)")
-PLACE = re.compile(
+POSITION = re.compile(
     r"(?:in|on|at|near) the (?:(middle|centre)(?! of)|(left|right)(?! of)|(top|bottom)(?! to)|(upper|lower) half)"
 )
 
@@ -81,14 +81,14 @@ class Reading:
     claims: list[tuple[str, tuple[int, ...]]]  # relation, phrases
 
 
-def read(sentence: str) -> Reading:
-    text = sentence.rstrip(".")
+def read(caption: str) -> Reading:
+    text = caption.rstrip(".")
     text = text[0].lower() + text[1:]
     counts: list[tuple[int, dict[str, str]]] = []
 
     def take(match: re.Match[str]) -> str:
         number, noun = NUMBERS[match["number"]], match["noun"]
-        assert (noun in SINGULAR) == (number == 1), sentence
+        assert (noun in SINGULAR) == (number == 1), caption
         what = {"shape": SINGULAR.get(noun) or PLURAL[noun]}
         for key, words in (("size", SIZES), ("texture", TEXTURES), ("colour", COLOURS)):
             if match[key]:
@@ -118,7 +118,7 @@ def read_claims(text: str, phrases: int) -> list[tuple[str, tuple[int, ...]]]:
         way = {"left to right": "left", "right to left": "right", "top to bottom": "above"}.get(match[1], "below")
         assert phrases == 3, text
         return [(way, (0, 1)), (way, (1, 2))]
-    if match := PLACE.search(text):
+    if match := POSITION.search(text):
         return [("at " + next(group for group in match.groups() if group), (0,))]
     return []
 
@@ -149,12 +149,12 @@ def holds(way: str, boxes: list[np.ndarray]) -> bool:
         turns = ((first, last), (last, first))
         return any(holds(w, [p, middle]) and holds(w, [middle, q]) for w in ("left", "above") for p, q in turns)
     x, y = (a[:, 0] + a[:, 2]) / 2, (a[:, 1] + a[:, 3]) / 2
-    places = {
+    positions = {
         "at left": x.max() < 0.5, "at right": x.min() > 0.5, "at top": y.max() < 0.5, "at upper": y.max() < 0.5,
         "at bottom": y.min() > 0.5, "at lower": y.min() > 0.5,
         "at middle": a[:, :2].min() > 0.12 and a[:, 2:].max() < 0.88,
     }  # fmt: skip
-    return bool(places[way.replace("centre", "middle")])
+    return bool(positions[way.replace("centre", "middle")])
 
 
 def true_of(reading: Reading, seen: View) -> bool:
@@ -172,8 +172,8 @@ keys = st.integers(0, 10**6)
 def test_texts_are_true_of_the_boxes(key: int) -> None:
     for number, scene in enumerate(family(generator(key))[:3]):
         seen = view(scene, key + number)
-        for sentence in captions(scene, generator(key, number)):
-            assert true_of(read(sentence), seen), (sentence, scene)
+        for caption in captions(scene, generator(key, number)):
+            assert true_of(read(caption), seen), (caption, scene)
 
 
 @given(keys)
@@ -182,19 +182,19 @@ def test_five_different_texts_in_plain_english(key: int) -> None:
     for number, scene in enumerate(family(generator(key))[:3]):
         five = captions(scene, generator(key, number))
         assert len(set(five)) == len(five) == 5
-        for sentence in five:
-            assert 4 <= len(sentence.split()) <= 25, sentence
-            assert sentence[0].isupper()
-            assert re.fullmatch(r"[A-Za-z]+(?:[,:]? [a-z]+)*\.?", sentence), sentence
-            assert not re.search(r"\ba [aeiou]|\ban [^aeiou]", sentence.lower()), sentence
-            for verb, word in re.findall(r"\b[Tt]here (is|are) (an?\b(?! pair)|one|two|three|four|a pair)", sentence):
-                assert (verb == "is") == (word in ("a", "an", "one")) or "," in sentence, sentence
+        for caption in five:
+            assert 4 <= len(caption.split()) <= 25, caption
+            assert caption[0].isupper()
+            assert re.fullmatch(r"[A-Za-z]+(?:[,:]? [a-z]+)*\.?", caption), caption
+            assert not re.search(r"\ba [aeiou]|\ban [^aeiou]", caption.lower()), caption
+            for verb, word in re.findall(r"\b[Tt]here (is|are) (an?\b(?! pair)|one|two|three|four|a pair)", caption):
+                assert (verb == "is") == (word in ("a", "an", "one")) or "," in caption, caption
 
 
 def test_every_scene_has_full_and_partial_texts() -> None:
     for key in range(40):
         scene = family(generator(key))[0]
-        readings = [read(sentence) for sentence in captions(scene, generator(key, 1))]
+        readings = [read(caption) for caption in captions(scene, generator(key, 1))]
         groups = len(scene.groups)
         full = [r for r in readings if len(r.counts) == groups and r.claims]
         assert len(full) >= 2, scene
@@ -210,8 +210,8 @@ def test_the_reader_finds_relations_of_every_kind_and_can_say_no() -> None:
         members = family(generator(key))
         views = [view(scene, key) for scene in members]
         for number, scene in enumerate(members):
-            for sentence in captions(scene, generator(key, number)):
-                reading = read(sentence)
+            for caption in captions(scene, generator(key, number)):
+                reading = read(caption)
                 ways |= {way for way, _ in reading.claims}
                 if number:
                     total += 1
@@ -225,7 +225,7 @@ def test_the_fullest_text_nearly_identifies_its_scene() -> None:
     views = [view(scene, number) for number, scene in enumerate(members)]
     fitting = []
     for number, scene in enumerate(members):
-        readings = [read(sentence) for sentence in captions(scene, generator(9, number))]
+        readings = [read(caption) for caption in captions(scene, generator(9, number))]
         fullest = max(readings, key=lambda r: sum(len(what) for _, what in r.counts) + len(r.claims))
         fitting.append(sum(true_of(fullest, seen) for seen in views))
     assert min(fitting) >= 1

@@ -30,8 +30,8 @@ def test_it_is_a_corpus_with_five_texts_a_image(corpus: Corpus) -> None:
     assert [image.id for image in again.images] == [image.id for image in corpus.images]
     for image in corpus.images:
         assert image.group == image.id
-        with Image.open(corpus.image_path(image)) as picture:
-            assert (picture.size, picture.mode) == ((48, 48), "RGB")
+        with Image.open(corpus.image_path(image)) as opened:
+            assert (opened.size, opened.mode) == ((48, 48), "RGB")
     assert set(Counter(text.image for text in corpus.texts).values()) == {5}
 
 
@@ -87,7 +87,7 @@ def test_no_scene_occurs_twice() -> None:
     assert len(drawn) == len(set(drawn)) == 300 * len(SPLITS)
 
 
-def test_progress_is_told(tmp_path: Path) -> None:
+def test_progress_is_reported(tmp_path: Path) -> None:
     calls: list[tuple[int, int]] = []
     make_scenes(tmp_path / "s", train=3, dev=1, test=0, size=32, progress=lambda done, of: calls.append((done, of)))
     assert calls == [(1, 4), (2, 4), (3, 4), (4, 4)]

@@ -71,7 +71,7 @@ def test_edges_are_anti_aliased() -> None:
     assert len(levels) > 8  # not only black and white
 
 
-def test_textures_and_sizes_can_be_told_apart() -> None:
+def test_textures_and_sizes_can_be_distinguished() -> None:
     def look(size: str, texture: str) -> np.ndarray:
         scene = Scene("white", "middle", (Group("square", "red", size, texture, 1),))
         return draw(scene, generator(1), SIZE).pixels.astype(int)

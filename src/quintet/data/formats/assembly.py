@@ -142,7 +142,8 @@ class ImageFolder:
             return path, {COPIED: True} if written else {}
         if os.path.lexists(path) and not written:
             raise CorpusError(
-                f"{path} is in the way of an image, and no import wrote it; move it, or choose another folder"
+                f"{path} is in the way of an image, and no import is known to have written it; move it, "
+                "or choose another folder"
             )
         with atomic_write(path, sync=False) as temporary:
             if isinstance(content, bytes):
