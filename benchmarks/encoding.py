@@ -27,7 +27,7 @@ from quintet.files import write_json
 from quintet.models import create_model
 from quintet.runs.devices import pick_device
 from quintet.runs.writing import write_run
-from quintet.search.build import build_index
+from quintet.search.indexing import build_index
 
 RESULTS = Path(__file__).parent / "results"
 PHOTOGRAPH = (1024, 768)  # pixels of a generated image

@@ -22,6 +22,8 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from quintet.search.segments import Coded, CodeTable, Segment, SegmentWriter
+from quintet.search.stages import score_places
 
 from quintet.codes import Codes
 from quintet.data.batches import TextBatch
@@ -29,11 +31,9 @@ from quintet.data.corpus import Corpus
 from quintet.evaluation.result import provenance
 from quintet.files import write_json
 from quintet.models import create_model
-from quintet.search.build import build_index
+from quintet.search.indexing import build_index
 from quintet.search.items import Entry, Item, Place
 from quintet.search.searcher import Searcher
-from quintet.search.segments import Coded, CodeTable, Segment, SegmentWriter
-from quintet.search.stages import score_places
 
 RESULTS = Path(__file__).parent / "results"
 LIMIT_MS = 150.0

@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from quintet.search.manifest import Manifest, describe_run, keep_run
 
 from quintet.data.vocabulary import WordVocabulary
 from quintet.evaluation.result import provenance
@@ -32,7 +33,6 @@ from quintet.models import create_model
 from quintet.runs.run import open_run
 from quintet.runs.writing import write_run
 from quintet.search.items import Entry, Item, Place, write_items
-from quintet.search.manifest import Manifest, describe_run, keep_run
 from quintet.search.searcher import Searcher
 from quintet.search.stores import file_address, open_store, parse_where
 
@@ -140,7 +140,6 @@ def percentiles(times: list[float]) -> dict[str, float]:
 def bare_faiss(folder: Path, dim: int, k: int) -> Callable[[np.ndarray], np.ndarray]:
     """A search by FAISS alone: its index as it lies in the folder, asked as thoroughly as the store asks it."""
     import faiss
-
     from quintet.search.stores.faiss_index import read_index, search_parameters
 
     notes = read_json(folder / "store.json")

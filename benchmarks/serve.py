@@ -39,7 +39,7 @@ from quintet.evaluation.result import provenance
 from quintet.files import write_json
 from quintet.models import create_model
 from quintet.runs.writing import write_run
-from quintet.search.build import build_index
+from quintet.search.indexing import build_index
 
 RESULTS = Path(__file__).parent / "results" / "serve.json"
 WARM_UP_S = 3.0

@@ -20,7 +20,7 @@ _PUBLIC = {
     "Corpus": "quintet.data.corpus",
     "QuintetError": "quintet.errors",
     "Evaluation": "quintet.evaluation.evaluator",
-    "build_index": "quintet.search.build",
+    "build_index": "quintet.search.indexing",
     "convert": "quintet.runs.convert",
     "create_model": "quintet.models",
     "evaluate": "quintet.evaluation.evaluator",
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from quintet.runs.run import Run as Run
     from quintet.runs.run import load as load
     from quintet.runs.run import open_run as open_run
-    from quintet.search.build import build_index as build_index
+    from quintet.search.indexing import build_index as build_index
     from quintet.search.searcher import Searcher as Searcher
     from quintet.search.searcher import open_index as open_index
     from quintet.training.start import train as train

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from quintet.cli import main
 from quintet.errors import QuintetError
-from quintet.search.manifest import Manifest
+from quintet.search import marker
 from quintet.serve import run as serve_run
 from quintet.serve.settings import Settings
 
@@ -28,7 +28,7 @@ def no_token(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def any_index(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Manifest, "read", lambda index: None)
+    monkeypatch.setattr(marker, "read_marker", lambda index: 1)
 
 
 def test_an_absent_index_is_told(tmp_path: Path) -> None:

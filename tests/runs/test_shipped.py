@@ -14,7 +14,7 @@ from quintet.data.corpus import Text
 from quintet.files import read_json
 from quintet.runs.run import load
 from quintet.runs.run_folder import locate, shipped_runs
-from quintet.search.build import build_index
+from quintet.search.indexing import build_index
 from quintet.search.searcher import Searcher
 
 pytest.importorskip("onnxruntime")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,17 @@ def tower(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     torch.manual_seed(7)
     save_tensors(folder / "small.safetensors", create_tower("small-cnn").state_dict(), {})
     return FeatureExtractor.create("small-cnn", folder / "small.safetensors", grid=(2, 3)).state()
+
+
+@pytest.fixture
+def shared_folder() -> Iterator[Path]:
+    """A folder that other users may read, too."""
+    with tempfile.TemporaryDirectory(prefix="quintet-shared-") as name:
+        folder = Path(name) / "folder"
+        Path(name).chmod(0o755)
+        folder.mkdir()
+        yield folder
+        folder.chmod(0o755)
 
 
 MakeRun = Callable[..., Path]

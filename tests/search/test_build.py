@@ -3,22 +3,27 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 from PIL import Image
+from typer.testing import CliRunner
 
+from quintet.cli.main import app
 from quintet.errors import QuintetError
-from quintet.search import codebook, generation, manifest
-from quintet.search import segments as segment_module
-from quintet.search.build import BuildReport, build_index
-from quintet.search.coding import ImageCoder
+from quintet.runs.run import load
+from quintet.runs.run_folder import file_checksum
+from quintet.search import encoded, indexing, vectors
+from quintet.search.encoded import ImageEncoder
 from quintet.search.errors import SearchError, StaleIndex
-from quintet.search.manifest import Manifest
+from quintet.search.index_folder import Manifest
+from quintet.search.indexing import BuildReport, build_index
 from quintet.search.ownership import writing
 from quintet.search.searcher import Searcher
+from quintet.search.sources import content_of
 
 
 @pytest.fixture
@@ -177,21 +182,21 @@ class StopError(Exception):
 def test_a_build_that_was_stopped_goes_on_where_it_was(
     pixel_vse: Path, pictures: Path, index: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original, calls = ImageCoder._encode, 0
+    original, calls = ImageEncoder._encode, 0
 
-    def stop(self: ImageCoder, *arguments: Any) -> Any:
+    def stop(self: ImageEncoder, *arguments: Any) -> Any:
         nonlocal calls
         calls += 1
         if calls == 3:
             raise StopError
         return original(self, *arguments)
 
-    monkeypatch.setattr(ImageCoder, "_encode", stop)
+    monkeypatch.setattr(ImageEncoder, "_encode", stop)
     with pytest.raises(StopError):
         build(pixel_vse, pictures, index)
     with pytest.raises(SearchError, match="not finished"):
         Searcher.open(index)
-    monkeypatch.setattr(ImageCoder, "_encode", original)
+    monkeypatch.setattr(ImageEncoder, "_encode", original)
     done: list[tuple[int, int]] = []
     report = build(pixel_vse, pictures, index, progress=lambda *at: done.append(at))
     assert counts(report) == (6, 0, 0, 2)
@@ -199,11 +204,11 @@ def test_a_build_that_was_stopped_goes_on_where_it_was(
 
 
 STEPS = [
-    (generation, "write_items"),
-    (generation, "_write_store"),
-    (generation, "_sync"),
-    (Manifest, "write"),
-    (codebook.Codebook, "compact"),
+    (indexing, "_prepare_indexes"),
+    (indexing, "_commit"),
+    (Manifest, "put"),  # in the middle of the transaction
+    (encoded.EncodedItems, "commit"),
+    (encoded.EncodedItems, "compact"),
 ]
 
 
@@ -236,19 +241,19 @@ def test_a_failure_at_any_step_leaves_the_old_index_serving(
 def test_a_full_disk_while_coding_is_told_and_resumed(
     pixel_vse: Path, pictures: Path, index: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original, calls = segment_module.write_synced, 0
+    original, calls = vectors.write_synced, 0
 
     def full(*arguments: Any) -> None:
         nonlocal calls
         calls += 1
-        if calls > 4:
+        if calls > 2:
             raise OSError(errno.ENOSPC, "No space left on device")
         original(*arguments)
 
-    monkeypatch.setattr(segment_module, "write_synced", full)
+    monkeypatch.setattr(vectors, "write_synced", full)
     with pytest.raises(SearchError, match=r"No space left.*resumes"):
         build(pixel_vse, pictures, index)
-    monkeypatch.setattr(segment_module, "write_synced", original)
+    monkeypatch.setattr(vectors, "write_synced", original)
     assert counts(build(pixel_vse, pictures, index)) == (6, 0, 0, 2)
 
 
@@ -273,7 +278,7 @@ def test_codes_of_different_runs_are_never_mixed(pixel_vse: Path, make_run: Any,
     assert len(list((index / "runs").iterdir())) == 1
 
 
-@pytest.mark.parametrize("change", [{"version": 99}, {"version": 1}, {"runs": 3}])
+@pytest.mark.parametrize("change", [{"version": 99}, {"version": 1}, {"version": None}, {"generation": "x"}])
 def test_an_index_of_another_version_is_not_guessed_at(
     pixel_vse: Path, pictures: Path, index: Path, change: dict[str, Any]
 ) -> None:
@@ -298,15 +303,15 @@ def test_overwriting_keeps_the_old_one_until_the_new_one_is_whole(
         raise StopError
 
     with monkeypatch.context() as patch:
-        patch.setattr(Manifest, "write", stop)
+        patch.setattr(Manifest, "put", stop)
         with pytest.raises(StopError):
             build(other, pictures, index, overwrite=True)
     assert len(paths(index)) == 6
 
 
-def test_a_damaged_segment_is_coded_again(pixel_vse: Path, pictures: Path, index: Path, make_images: Any) -> None:
+def test_damaged_vectors_are_encoded_again(pixel_vse: Path, pictures: Path, index: Path, make_images: Any) -> None:
     build(pixel_vse, pictures, index)
-    (path,) = (index / "segments").glob("*/0.embedding")
+    (path,) = (index / "vectors").glob("*-embedding.bin")
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(StaleIndex, match="build the index again"):
         Searcher.open(index)
@@ -320,21 +325,9 @@ def test_codes_of_what_is_gone_do_not_stay_for_ever(pixel_vse: Path, pictures: P
     for number in range(5):
         (pictures / f"{number}.png").unlink()
     build(pixel_vse, pictures, index)
-    (segment,) = Manifest.read(index).segments["image"]
-    assert segment.rows == 1
-    assert len(list((index / "segments").iterdir())) == 1
+    (path,) = (index / "vectors").iterdir()
+    assert path.stat().st_size == 8 * 4
     assert paths(index) == {"5.png"}
-
-
-def test_many_small_segments_become_one(
-    pixel_vse: Path, pictures: Path, index: Path, make_images: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(codebook, "MANY_SEGMENTS", 2)
-    for number in range(4):
-        make_images(pictures / f"more{number}", count=1, seed=10 + number)
-        build(pixel_vse, pictures, index)
-        assert len(Manifest.read(index).segments["image"]) <= 2
-    assert len(paths(index)) == 10
 
 
 def test_wrong_wishes_are_told(pixel_vse: Path, pictures: Path, index: Path) -> None:
@@ -346,10 +339,92 @@ def test_wrong_wishes_are_told(pixel_vse: Path, pictures: Path, index: Path) -> 
         build(pixel_vse, pictures, index, store="exakt")
     with pytest.raises(SearchError, match="at least one"):
         build(pixel_vse, pictures, index, batch_size=0)
-    assert manifest.next_generation(index) == 1
+    assert not index.exists()
 
 
 def test_a_run_that_is_none_leaves_nothing_behind(pictures: Path, index: Path) -> None:
     with pytest.raises(QuintetError, match="is not a run"):
         build(pictures, pictures, index)
+    assert not index.exists()
+
+
+# An index of the format before
+
+
+def make_older(index: Path, pictures: Path, run: Path, **more: Any) -> dict[str, bytes]:
+    """An index as Quintet 0.1 wrote it, as far as its names go."""
+    weights = file_checksum(run / "weights.safetensors")
+    shutil.copytree(run, index / "runs" / weights)
+    head = {"format": "quintet-index", "version": 2, "quintet": "0.1.0", "generation": 3, "first": [0], **more}
+    head["runs"] = [{"name": "old", "model": "vse++", "weights": weights}]
+    head["roots"] = [{"kind": "folder", "path": str(pictures)}]
+    head["segments"] = {"image": [{"name": "image-000001", "rows": 6}], "text": []}
+    (index / "index.json").write_text(json.dumps(head))
+    (index / "lock").write_text('{"format": "quintet-index", "name": "0123456789abcdef"}')
+    data = (pictures / "0.png").read_bytes()
+    content = content_of(data)
+    old = {
+        "generation-3/items.sqlite": b"items",
+        "generation-3/store-image/store.json": b"{}",
+        "generation-3/store-image/vectors-0.f32": b"vectors",
+        "segments/image-000001/segment.json": b"{}",
+        "segments/image-000001/0.embedding": b"codes",
+        f"pictures/{content[:2]}/{content}.png": data,
+    }
+    for name, text in old.items():
+        (index / name).parent.mkdir(parents=True, exist_ok=True)
+        (index / name).write_bytes(text)
+    return old
+
+
+def test_an_index_of_the_format_before_is_told_with_the_command_that_builds_it_again(
+    pixel_vse: Path, pictures: Path, index: Path
+) -> None:
+    old = make_older(index, pictures, pixel_vse)
+    (index / "generation-2").mkdir()
+    (index / "generation-2" / "mine.png").write_bytes(b"mine")
+    with pytest.raises(StaleIndex, match="format 2") as told:
+        Searcher.open(index)
+    with pytest.raises(StaleIndex, match="--overwrite"):
+        build(pixel_vse, pictures, index)
+    assert all((index / name).read_bytes() == text for name, text in old.items())
+    words = shlex.split(str(told.value).partition("build it again with: ")[2])
+    assert words[:2] == ["quintet", "index"]
+    result = CliRunner().invoke(app, [*words[1:], "--device", "cpu"])
+    assert result.exit_code == 0, result.output
+    assert len(paths(index)) == 6
+    assert not any((index / name).exists() for name in old)
+    assert not (index / "segments").exists()
+    assert (index / "generation-2" / "mine.png").read_bytes() == b"mine"
+
+
+def test_the_command_names_every_run_and_the_texts(pixel_vse: Path, pictures: Path, index: Path) -> None:
+    make_older(index, pictures, pixel_vse, texts="/my/texts.txt")
+    head = json.loads((index / "index.json").read_text())
+    head["runs"] = [{"weights": name} for name in ("a", "b", "c")]
+    (index / "index.json").write_text(json.dumps(head | {"first": [0, 1], "rerank": [2]}))
+    with pytest.raises(StaleIndex) as told:
+        Searcher.open(index)
+    runs = index.resolve() / "runs"
+    assert f"index {runs / 'a'} {pictures} --with {runs / 'b'} --rerank-with {runs / 'c'} --texts /my" in str(
+        told.value
+    )
+
+
+# From Python
+
+
+def test_an_opened_run_and_one_source_are_enough(pixel_vse: Path, pictures: Path, index: Path) -> None:
+    run = load(pixel_vse, device="cpu")
+    assert counts(build_index(run, pictures, index)) == (6, 0, 0, 6)
+    assert counts(build_index(str(pixel_vse), str(pictures), str(index), device="cpu")) == (0, 6, 0, 0)
+    (pictures / "0.png").unlink()
+    assert counts(build_index([run], [pictures], index)) == (0, 5, 1, 0)
+
+
+def test_a_run_whose_weights_changed_since_it_was_opened_is_refused(make_run: Any, pictures: Path, index: Path) -> None:
+    run = load(make_run("vse++", seed=31, word_dim=6, pixels=True), device="cpu")
+    (run.folder / "weights.safetensors").write_bytes(b"other")
+    with pytest.raises(SearchError, match="have changed"):
+        build_index(run, pictures, index)
     assert not index.exists()

@@ -11,7 +11,7 @@ from quintet.data.corpus import Corpus
 from quintet.evaluation.scoring import score_in_tiles
 from quintet.runs.convert import convert
 from quintet.runs.run import open_run
-from quintet.search.build import build_index
+from quintet.search.indexing import build_index
 from quintet.search.searcher import Searcher
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from PIL.Image import Exif
 
-from quintet.search.metadata import exif_date, plain_fields, sidecar
+from quintet.search.sources import exif_date, plain_fields, sidecar
 
 
 @pytest.mark.parametrize("value", ["", "0000:00:00 00:00:00", "yesterday", "2024:13:01 00:00:00", "\0" * 19])

@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 
 from quintet.cli.main import app
 from quintet.errors import QuintetError
-from quintet.search.build import BuildReport, build_index
-from quintet.search.coding import ImageCoder
+from quintet.search.encoded import ImageEncoder
 from quintet.search.errors import SearchError, StoreError
-from quintet.search.manifest import Manifest
+from quintet.search.index_folder import Manifest
+from quintet.search.indexing import BuildReport, build_index
 from quintet.search.searcher import Searcher
 from quintet.search.stores import open_store
 from quintet.serve.thumbnails import Thumbnails
@@ -167,24 +167,24 @@ def test_an_older_index_whose_lock_is_only_a_token(
 
 PLACES = [
     "mine.png",
+    "images/mine.png",
+    "images/2024/mine.png",
+    "images/ab/mine.png",
+    "images/ab/ab" + "0" * 30 + ".png",  # named by another checksum
+    "images/ab/.ab" + "0" * 30 + ".png.partial",
     "pictures/mine.png",
-    "pictures/2024/mine.png",
-    "pictures/ab/mine.png",
-    "pictures/ab/ab" + "0" * 30 + ".png",  # named by another checksum
-    "pictures/ab/.ab" + "0" * 30 + ".png.partial",
     "runs/mine.png",
     "runs/marathon/mine.png",
     "runs/" + "a" * 64 + "/mine.png",
     "runs/.mine.partial/mine.png",
     "towers/eiffel/mine.png",
     "towers/" + "b" * 64 + "/mine.png",
-    "segments/trip-2024 summer/mine.png",
-    "segments/trip-2024/segment.json",
-    "segments/trip-2024/journal.jsonl",
-    "segments/image-000001/mine.png",
-    "generation-1/mine.png",
-    "generation-1/2024/mine.png",
-    "generation-1/store-image/mine.png",
+    "vectors/mine.png",
+    "vectors/image-2-run0-embedding.bin",  # the next name that the index would give
+    "vectors/image-3-run0-lengths.bin",
+    "vectors/text-1-run0-embedding.bin",
+    "vectors/image-1-1.faiss",
+    "segments/image-000001/segment.json",
     "generation-7/mine.png",
     "generation-8/items.sqlite",
     "generation-x/mine.png",
@@ -238,16 +238,13 @@ def test_what_the_index_made_itself_is_still_removed(
     pixel_vse: Path, make_run: Any, pictures: Path, index: Path, make_images: Any
 ) -> None:
     build(pixel_vse, pictures, index)
-    (index / ".generation-2.partial").mkdir()  # of a build that was killed
-    (index / ".generation-2.partial" / "items.sqlite").write_bytes(b"cut off")
     partial = index / "runs" / f".{'c' * 64}.partial"
     partial.mkdir()
     (partial / "model.json").write_text("{}")
     build(make_run("vse++", seed=9, word_dim=6, pixels=True), pictures, index, overwrite=True)
     assert not list(index.glob(".*"))
-    assert [folder.name for folder in index.glob("generation-*")] == ["generation-2"]
     assert len(list((index / "runs").iterdir())) == 1
-    assert len(list((index / "segments").iterdir())) == 1
+    assert [path.name for path in (index / "vectors").iterdir()] == ["image-2-run0-embedding.bin"]
 
 
 def test_links_in_an_index_are_not_followed(
@@ -258,17 +255,30 @@ def test_links_in_an_index_are_not_followed(
     build(pixel_vse, pictures, other)
     data = (pictures / "0.png").read_bytes()
     name = hashlib.sha256(data).hexdigest()[:32]
-    (other / "pictures" / name[:2]).mkdir(parents=True)
-    (other / "pictures" / name[:2] / f"{name}.png").write_bytes(data)
+    (other / "images" / name[:2]).mkdir(parents=True)
+    (other / "images" / name[:2] / f"{name}.png").write_bytes(data)
     before = files(other)
-    (index / "pictures").symlink_to(other / "pictures")
-    (index / "generation-9").symlink_to(other / "generation-1")
+    (index / "images").symlink_to(other / "images")
     (index / "runs" / ("a" * 64)).symlink_to(next((other / "runs").iterdir()))
-    (index / "segments" / "image-000009").symlink_to(next((other / "segments").iterdir()))
     (index / "towers").symlink_to(other / "runs")
     build(make_run("vse++", seed=9, word_dim=6, pixels=True), pictures, index, overwrite=True)
     assert files(other) == before
     assert found(index) == 6
+
+
+@pytest.mark.parametrize("name", ["vectors", "items.sqlite"])
+def test_an_index_does_not_write_through_a_link(
+    pixel_vse: Path, pictures: Path, index: Path, tmp_path: Path, name: str
+) -> None:
+    build(pixel_vse, pictures, index)
+    build(pixel_vse, pictures, tmp_path / "other")
+    (index / name).rename(tmp_path / "away")
+    (index / name).symlink_to(tmp_path / "other" / name)
+    before = files(tmp_path / "other")
+    for overwrite in (False, True):
+        with pytest.raises(SearchError, match="is a link"):
+            build(pixel_vse, pictures, index, overwrite=overwrite)
+    assert files(tmp_path / "other") == before
 
 
 def test_images_of_shards_go_and_others_beside_them_stay(
@@ -280,13 +290,13 @@ def test_images_of_shards_go_and_others_beside_them_stay(
         for number in range(3):
             tar.add(pictures / f"{number}.png", f"{number}.png")
     build(pixel_vse, shard, index)
-    (unpacked, *_) = (index / "pictures").glob("*/*.png")
+    (unpacked, *_) = (index / "images").glob("*/*.png")
     mine = unpacked.with_name("mine.png")
     mine.write_bytes(b"mine")
     linked = unpacked.with_name(unpacked.stem[:2] + "0" * 30 + ".png")
     linked.symlink_to(pictures / "5.png")
     build(pixel_vse, pictures / "5.png", index)
-    assert set((index / "pictures").glob("*/*")) == {mine, linked}
+    assert set((index / "images").glob("*/*")) == {mine, linked}
     assert (pictures / "5.png").is_file()
 
 
@@ -353,7 +363,7 @@ def test_a_failed_build_leaves_nothing(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:  # the run is there already, no image is coded yet
-        patch.setattr(ImageCoder, "_encode", stop)
+        patch.setattr(ImageEncoder, "_encode", stop)
         with pytest.raises(KeyboardInterrupt):
             build(pixel_vse, pictures, index)
     assert (tmp_path / "new").exists() == there
@@ -368,7 +378,7 @@ def test_a_failed_build_leaves_what_somebody_put_there_meanwhile(
         (index / "pictures" / "mine.png").write_bytes(b"mine")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(ImageCoder, "_encode", stop)
+    monkeypatch.setattr(ImageEncoder, "_encode", stop)
     with pytest.raises(KeyboardInterrupt):
         build(pixel_vse, pictures, index)
     assert files(index) == {"pictures/mine.png": b"mine"}
@@ -397,18 +407,18 @@ def test_a_store_is_not_made_among_other_files(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "holiday.png").write_bytes(b"mine")
     with pytest.raises(StoreError, match="other things"):
-        open_store(f"exact:{folder}", 4, create=True)
+        open_store(f"local:{folder}", 4, create=True)
     assert files(folder) == {"holiday.png": b"mine"}
     (folder / "holiday.png").rename(folder / "lock")
     with pytest.raises(StoreError, match="not the lock"):
-        open_store(f"exact:{folder}", 4, create=True)
+        open_store(f"local:{folder}", 4, create=True)
     assert files(folder) == {"lock": b"mine"}
 
 
 def test_a_store_tidies_only_its_own_files(tmp_path: Path) -> None:
     folder = tmp_path / "store"
-    store = open_store(f"exact:{folder}", 4, create=True)
-    names = ["vectors-of-mine.f32", "items-old.safetensors", ".film.partial", "index-me.faiss", "a.png"]
+    store = open_store(f"local:{folder}", 4, create=True)
+    names = ["a.png", ".film.partial", "vectors/mine.bin", "vectors/image-2-run0-embedding.bin", "vectors/me.faiss"]
     for name in names:
         (folder / name).write_bytes(b"mine")
     store.add(["a"], [[1.0, 0, 0, 0]], [{}])  # type: ignore[arg-type]

@@ -13,7 +13,6 @@ import torch
 
 from quintet.data.images import open_image
 from quintet.evaluation.scoring import Member, member_scores
-from quintet.search.build import build_index
 from quintet.search.errors import (
     EmptyQuery,
     MissingImage,
@@ -23,8 +22,9 @@ from quintet.search.errors import (
     UnknownItem,
     UnknownWords,
 )
+from quintet.search.indexing import build_index
 from quintet.search.items import Hit
-from quintet.search.searcher import Searcher
+from quintet.search.searcher import Searcher, open_index
 from quintet.search.stores import parse_where
 
 QUERY = "a red dog runs"
@@ -52,14 +52,14 @@ def names(hits: list[Hit]) -> list[str]:
 
 
 def every(searcher: Searcher, kind: Any = "image") -> list[Any]:
-    return list(searcher._stages.items.all(kind))
+    return list(searcher._opened.items.all(kind))
 
 
 def test_the_first_stage_is_the_matchers_own_score(searcher: Searcher, pictures: Path) -> None:
     (hits,) = searcher.search_text([QUERY], k=6)
     run = searcher.encoder.runs[0]
     prepared = [searcher.encoder.prepare(open_image(pictures / f"{number}.png")) for number in range(6)]
-    scores = run.matcher.score(searcher.encoder.encode_pictures(prepared)[0], searcher.encoder.encode_texts([QUERY])[0])
+    scores = run.matcher.score(searcher.encoder.encode_images(prepared)[0], searcher.encoder.encode_texts([QUERY])[0])
     order = scores[:, 0].argsort(descending=True).tolist()
     assert names(hits) == [f"{number}.png" for number in order]
     np.testing.assert_allclose([hit.score for hit in hits], scores[order, 0].tolist(), rtol=1e-5, atol=1e-6)
@@ -86,7 +86,7 @@ def test_a_image_finds_texts(searcher: Searcher, pictures: Path, sentences: list
     (hits,) = searcher.search_image([picture], kind="text", k=9)
     assert sorted(names(hits)) == sorted(sentences)
     matcher = searcher.encoder.runs[0].matcher
-    codes = searcher.encoder.encode_pictures([searcher.encoder.prepare(picture)])[0]
+    codes = searcher.encoder.encode_images([searcher.encoder.prepare(picture)])[0]
     scores = matcher.score(codes, searcher.encoder.encode_texts(sentences)[0])[0]
     assert names(hits)[0] == sentences[int(scores.argmax())]
     (again,) = searcher.search_image([picture], kind="text", k=9, rerank=9)
@@ -106,16 +106,14 @@ def test_reranking_everything_is_scoring_everything(
 ) -> None:
     """The cascade with K = all items against the evaluation's own scores of the ensemble, on the stored codes."""
     entries = every(searcher, kind)
-    stored = {
-        member: searcher._stages.tables[kind].codes(member, [entry.place for entry in entries]) for member in (1, 2)
-    }
+    stored = {member: searcher._opened.codes[kind].codes(member, [entry.row for entry in entries]) for member in (1, 2)}
     if kind == "image":
         asked = searcher.encoder.encode_texts([QUERY])
         (hits,) = searcher.search_text([QUERY], k=6, rerank=6)
         sides = {member: (stored[member], asked[member]) for member in stored}
     else:
         picture = open_image(pictures / "0.png")
-        asked = searcher.encoder.encode_pictures([searcher.encoder.prepare(picture)])
+        asked = searcher.encoder.encode_images([searcher.encoder.prepare(picture)])
         (hits,) = searcher.search_image([picture], kind="text", k=6, rerank=6)
         sides = {member: (asked[member], stored[member]) for member in stored}
     members = [Member(searcher.encoder.runs[member].matcher, *sides[member]) for member in stored]
@@ -176,7 +174,7 @@ def test_mmca_chooses_and_reranks_alone(mmca: Path, pictures: Path, index: Path)
     with Searcher.open(index, device="cpu") as searcher:
         matcher = searcher.encoder.runs[0].matcher
         prepared = [searcher.encoder.prepare(open_image(pictures / f"{number}.png")) for number in range(6)]
-        codes, text = searcher.encoder.encode_pictures(prepared)[0], searcher.encoder.encode_texts([QUERY])[0]
+        codes, text = searcher.encoder.encode_images(prepared)[0], searcher.encoder.encode_texts([QUERY])[0]
         (first,) = searcher.search_text([QUERY], k=6)
         (whole,) = searcher.search_text([QUERY], k=6, rerank=6)
         for hits, scores in ((first, matcher.score_embeddings(codes, text)), (whole, matcher.score(codes, text))):
@@ -211,6 +209,36 @@ def test_filters_keep_to_what_they_name(searcher: Searcher) -> None:
     assert names(hits) == ["3.png"]
     (hits,) = searcher.search_text([QUERY], kind="text", where=parse_where('text~"*house*"'))
     assert len(hits) == 1
+
+
+# One way to ask
+
+
+def test_search_takes_a_text_an_image_a_path_or_a_list(searcher: Searcher, pictures: Path) -> None:
+    by_text = searcher.search(QUERY, k=3)
+    assert by_text == searcher.search_text([QUERY], k=3)[0]
+    assert [hit.path for hit in by_text] == [pictures / str(hit.item.path) for hit in by_text]
+    photo = pictures / "4.png"
+    by_image = searcher.search(photo, k=1)
+    assert (by_image[0].path, by_image[0].text) == (photo, None)
+    assert searcher.search(open_image(photo), k=1) == by_image
+    assert searcher.search([photo, QUERY], k=3) == [searcher.search(photo, k=3), by_text]
+    (text,) = searcher.search(photo, k=1, kind="text", rerank=5)
+    assert (text.path, text.text) == (None, text.item.text)
+    assert [hit.path for hit in searcher.search(QUERY, where='path~"3*"')] == [pictures / "3.png"]
+    assert searcher.search([]) == []
+    with pytest.raises(SearchError, match="not a int"):
+        searcher.search([3])  # type: ignore[list-item]
+    with pytest.raises(EmptyQuery):
+        searcher.search("")
+
+
+def test_an_index_of_texts_finds_texts(vse: Path, sentences: list[str], index: Path) -> None:
+    texts = index.parent / "texts.txt"
+    texts.write_text("\n".join(sentences))
+    build_index(vse, [], index, texts=texts, device="cpu")
+    with open_index(index, device="cpu") as opened:
+        assert opened.search(sentences[1], k=1)[0].text == sentences[1]
 
 
 # Bad queries
@@ -269,8 +297,7 @@ def test_no_path_leads_out_of_the_indexed_folders(vse: Path, pictures: Path, ind
     build_index(vse, [pictures], index, device="cpu")
     shutil.copy(pictures / "0.png", pictures.parent / "secret.png")
     (pictures / "link").symlink_to(pictures.parent)
-    (table,) = index.glob("generation-*/items.sqlite")
-    with sqlite3.connect(table) as connection:
+    with sqlite3.connect(index / "items.sqlite") as connection:
         connection.execute("UPDATE items SET path = ?", (path,))
     connection.close()
     with Searcher.open(index, device="cpu") as searcher:
@@ -324,25 +351,26 @@ def test_a_searcher_knows_when_the_index_was_rebuilt_and_goes_on(
 
 
 def test_an_index_exchanged_while_it_is_opened_is_opened_anew(
-    vse: Path, pictures: Path, index: Path, make_images: Any, monkeypatch: pytest.MonkeyPatch
+    vse: Path, pictures: Path, index: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from quintet.search import searcher as module
 
     build_index(vse, [pictures], index, device="cpu")
-    original, rebuilt = module.Stages, False
+    original, rebuilt = module._Opened, False
 
     def slow(*arguments: Any) -> Any:
         nonlocal rebuilt
         if not rebuilt:
             rebuilt = True
-            make_images(pictures / "more", count=1, seed=3)
+            for number in range(5):  # most are gone: the others are copied to new files, and the old ones are removed
+                (pictures / f"{number}.png").unlink()
             build_index(vse, [pictures], index, device="cpu")
         return original(*arguments)
 
-    monkeypatch.setattr(module, "Stages", slow)
+    monkeypatch.setattr(module, "_Opened", slow)
     with Searcher.open(index, device="cpu") as searcher:
         assert searcher.current()
-        assert len(searcher.search_text([QUERY], k=9)[0]) == 7
+        assert names(searcher.search_text([QUERY], k=9)[0]) == ["5.png"]
 
 
 def test_damaged_weights_are_not_searched_with(vse: Path, pictures: Path, index: Path) -> None:
@@ -388,9 +416,9 @@ def test_words_are_weighed_by_leaving_them_out(searcher: Searcher) -> None:
 
     def score(sentence: str) -> float:
         texts = searcher.encoder.encode_texts([sentence])
-        table = searcher._stages.tables["image"]
+        table = searcher._opened.codes["image"]
         values = [
-            searcher.encoder.runs[member].matcher.score_pairs(table.codes(member, [entry.place]), texts[member])
+            searcher.encoder.runs[member].matcher.score_pairs(table.codes(member, [entry.row]), texts[member])
             for member in (1, 2)
         ]
         return float(torch.stack(values).mean())
@@ -406,7 +434,7 @@ def test_words_look_at_boxes_of_the_image(searcher: Searcher, request: pytest.Fi
     with Searcher.open(searcher.index, device="cpu", rerank_with=request.getfixturevalue(name)) as one:
         shown = one.explain("a red dog", entry.item.id)
         (member,) = one._rerank
-        codes = one._stages.tables["image"].codes(member, [entry.place])
+        codes = one._opened.codes["image"].codes(member, [entry.row])
         attention = one.encoder.runs[member].matcher.attention(codes, one.encoder.encode_texts(["a red dog"])[member])
     assert shown.regions is not None
     assert [region.word for region in shown.regions] == ["a", "red", "dog"]

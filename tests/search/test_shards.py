@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from quintet.search import shards as module
-from quintet.search.build import build_index
+from quintet.search import sources as module
+from quintet.search.indexing import build_index
 from quintet.search.searcher import Searcher
 from quintet.search.stores import parse_where
 
@@ -65,7 +65,7 @@ def test_a_shard_that_did_not_change_is_not_read_again(
     pack(shards / "a.tar", {"0.png": (tmp_path / "pictures" / "5.png").read_bytes()})
     report = build(pixel_vse, shards, tmp_path / "index")
     assert (report.added, report.kept, report.dropped, read) == (1, 1, 2, ["a.tar"])
-    assert len(list((tmp_path / "index" / "pictures").glob("*/*"))) == 2  # what is gone is not kept unpacked
+    assert len(list((tmp_path / "index" / "images").glob("*/*"))) == 2  # what is gone is not kept unpacked
 
 
 def test_one_shard_is_a_source_too(pixel_vse: Path, shards: Path, tmp_path: Path) -> None:

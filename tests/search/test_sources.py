@@ -11,8 +11,8 @@ import torch
 from quintet.data.corpus import Corpus, Image, Text
 from quintet.features.extract import extract_features
 from quintet.runs.run import open_run
-from quintet.search.build import build_index
 from quintet.search.errors import SearchError
+from quintet.search.indexing import build_index
 from quintet.search.searcher import Searcher
 from quintet.search.stores import parse_where
 
@@ -58,18 +58,18 @@ def test_features_of_a_corpus_are_read_and_not_made_again(
     extract_features(
         corpus, "small-cnn", name="small", weights=tower["weights"], grid=(2, 3), dtype="float32", device="cpu"
     )
-    from quintet.search.encoder import FeatureView
+    from quintet.backbones.extractor import FeatureExtractor
 
-    monkeypatch.setattr(FeatureView, "batch", lambda *_: pytest.fail("the tower was run"))
+    monkeypatch.setattr(FeatureExtractor, "batch", lambda *_: pytest.fail("the tower was run"))
     build_index(vse, [corpus.root], tmp_path / "index", device="cpu")
     run = open_run(vse)
     expected = torch.cat(
         [run.matcher.encode_images(batch).embedding for batch in run.image_batches(corpus, corpus.images)]
     )
     with Searcher.open(tmp_path / "index", device="cpu") as searcher:
-        entries = list(searcher._stages.items.all("image"))
+        entries = list(searcher._opened.items.all("image"))
         rows = [int(str(entry.item.metadata["image"])[1:]) for entry in entries]
-        stored = searcher._stages.tables["image"].codes(0, [entry.place for entry in entries]).embedding
+        stored = searcher._opened.codes["image"].codes(0, [entry.row for entry in entries]).embedding
         assert entries[0].item.metadata["width"] == 50
     torch.testing.assert_close(stored, expected[rows])
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from quintet.errors import QuintetError
-from quintet.search.texts import find_texts
+from quintet.search.sources import find_texts
 
 
 def test_one_a_line_or_rows_with_fields(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from quintet.files import read_json, write_json
 from quintet.models import create_model
 from quintet.runs.checkpoint import save_tensors
 from quintet.runs.writing import write_run
-from quintet.search.build import build_index
+from quintet.search.indexing import build_index
 from quintet.search.searcher import Searcher
 from quintet.serve.app import create_app
 from quintet.serve.run import serve_index
@@ -187,7 +187,7 @@ def test_a_rebuilt_index_is_served_and_a_foreign_one_is_not(
 WRITER = """
 import os, signal, sys
 from pathlib import Path
-from quintet.search.build import build_index
+from quintet.search.indexing import build_index
 made, images, out = map(Path, sys.argv[1:])
 def die(done, total):
     os.kill(os.getpid(), signal.SIGKILL)

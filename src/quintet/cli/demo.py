@@ -53,7 +53,7 @@ def demo_command(
     from quintet.cli.evaluate import results_table
     from quintet.data.scenes.generate import make_scenes
     from quintet.report.page import write_search_page
-    from quintet.search.build import build_index
+    from quintet.search.indexing import build_index
     from quintet.search.searcher import Searcher
     from quintet.training.stages import train
 

@@ -15,7 +15,7 @@ from quintet.cli.options import COMPUTE, OUTPUT, DeviceOption, JsonOption, Worke
 from quintet.cli.progress import work_bar
 
 if TYPE_CHECKING:
-    from quintet.search.build import BuildReport
+    from quintet.search.indexing import BuildReport
 
 SHOWN = 20  # unreadable images to print; --json gives all
 
@@ -116,7 +116,7 @@ def index_command(
     for each in (run, *(ensemble or []), *(rerank_with or [])):
         check_run(each)
 
-    from quintet.search.build import build_index
+    from quintet.search.indexing import build_index
 
     console = Console(stderr=True, quiet=as_json)
     with work_bar(console, "indexing", "items") as progress:

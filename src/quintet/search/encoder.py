@@ -1,67 +1,29 @@
-"""Images and texts to codes, by the runs of an index: one, or several that search together."""
+"""The runs of an index: one, or several that search together, and what each of them is for."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from quintet.backbones.extractor import FeatureExtractor
-from quintet.backbones.preprocess import Preprocess
 from quintet.codes import Codes
 from quintet.data.batches import ImageBatch
-from quintet.data.tokenizers import Tokenizer, text_batch
+from quintet.data.tokenizers import Tokenizer
 from quintet.errors import QuintetError
-from quintet.protocols import preprocess_of
 from quintet.runs.devices import pick_device
-from quintet.runs.run import Run, open_run
+from quintet.runs.run import ImageView, Run
 from quintet.search.errors import SearchError
-from quintet.search.towers import kept_tower
+from quintet.search.index_folder import kept_tower
 
 if TYPE_CHECKING:
     from PIL.Image import Image as PILImage
-
-TEXTS_AT_ONCE = 128
-
-
-class View(Protocol):
-    """How some of the runs look at an image."""
-
-    def prepare(self, image: PILImage) -> Tensor:
-        """(3, height, width); called in threads."""
-        ...
-
-    def batch(self, pixels: Tensor, sizes: Sequence[tuple[int, int]]) -> ImageBatch:
-        """(n, 3, height, width) of images of these (width, height)."""
-        ...
-
-
-class PixelView:
-    """A matcher with an image tower of its own."""
-
-    def __init__(self, preprocess: Preprocess) -> None:
-        self.prepare = preprocess
-
-    def batch(self, pixels: Tensor, sizes: Sequence[tuple[int, int]]) -> ImageBatch:
-        return ImageBatch(pixels=pixels)
-
-
-class FeatureView:
-    """Matchers of features: the tower that made those they were trained on."""
-
-    def __init__(self, extractor: FeatureExtractor) -> None:
-        self.extractor = extractor
-        self.prepare = extractor.preprocess
-
-    def batch(self, pixels: Tensor, sizes: Sequence[tuple[int, int]]) -> ImageBatch:
-        features = torch.from_numpy(self.extractor.features(pixels))  # (n, L, d)
-        return ImageBatch(fragments=features, boxes=torch.from_numpy(self.extractor.boxes(sizes)))
 
 
 @dataclass(frozen=True)
@@ -80,34 +42,31 @@ class Encoder:
         if not runs:
             raise SearchError("an index needs at least one run")
         self.device = pick_device(device)
-        self.runs = list(runs)
+        self.runs = [run.to(self.device) for run in runs]
         self.tokenizers = [_tokenizer(run) for run in runs]
-        for run in runs:
-            run.matcher.to(self.device).eval()
-        self.views: list[View] = []
+        self.views: list[ImageView] = []
         self._view_of = self._open_views(towers)
-
-    @staticmethod
-    def open(folders: Sequence[Path], *, device: str = "auto", towers: Path | None = None) -> Encoder:
-        return Encoder([open_run(folder) for folder in folders], device=device, towers=towers)
 
     def _open_views(self, towers: Path | None) -> list[int | QuintetError]:
         """For each run its view, or why new images cannot be shown to it. Runs of the same features share one."""
         shared: dict[str, int | QuintetError] = {}
         found: list[int | QuintetError] = []
         for run in self.runs:
-            if run.image_input["kind"] == "pixels":
-                self.views.append(PixelView(preprocess_of(run.matcher)))
-                found.append(len(self.views) - 1)
-                continue
-            key = json.dumps(run.image_input.get("tower"), sort_keys=True)
+            tower = run.image_input.get("tower")
+            key = json.dumps(tower, sort_keys=True) if tower else run.weights_checksum
             if key not in shared:
                 try:
-                    self.views.append(FeatureView(_extractor(run, towers, str(self.device))))
+                    if towers is not None and tower:
+                        state, weights = kept_tower(towers, tower)
+                        run.view = FeatureExtractor.from_state(state, weights=weights, device=self.device)
+                    self.views.append(run.view)
                     shared[key] = len(self.views) - 1
                 except QuintetError as error:  # an index of a corpus that has its features needs no tower
                     shared[key] = error
-            found.append(shared[key])
+            view = shared[key]
+            if isinstance(view, int):
+                run.view = self.views[view]
+            found.append(view)
         return found
 
     @property
@@ -122,39 +81,28 @@ class Encoder:
                 raise SearchError(f"run {run.name!r} cannot be shown new images: {view}")
 
     def prepare(self, image: PILImage) -> Prepared:
-        return Prepared(tuple(view.prepare(image) for view in self.views), image.size)
+        """Threads may call it."""
+        return Prepared(tuple(view.preprocess(image) for view in self.views), image.size)
 
-    def encode_pictures(self, images: Sequence[Prepared]) -> list[Codes]:
+    def encode_images(self, images: Sequence[Prepared]) -> list[Codes]:
         self.require_views()
         sizes = [image.size for image in images]
         batches = [
-            view.batch(torch.stack([image.views[number] for image in images]), sizes)
+            view.batch(torch.stack([image.views[number] for image in images]), sizes)  # (n, 3, height, width)
             for number, view in enumerate(self.views)
         ]
         return self.encode_batches([batches[view] for view in self._view_of if isinstance(view, int)])
 
-    @torch.inference_mode()
     def encode_batches(self, batches: Sequence[ImageBatch]) -> list[Codes]:
         """From one batch of the same images for each run."""
-        return [
-            run.matcher.encode_images(batch.to(self.device)).to("cpu")
-            for run, batch in zip(self.runs, batches, strict=True)
-        ]
+        return [run.encode_images(batch) for run, batch in zip(self.runs, batches, strict=True)]
 
-    @torch.inference_mode()
     def encode_texts(self, texts: Sequence[str]) -> list[Codes]:
-        found = []
-        for run, tokenizer in zip(self.runs, self.tokenizers, strict=True):
-            parts = [
-                run.matcher.encode_texts(text_batch(tokenizer, texts[start : start + TEXTS_AT_ONCE]).to(self.device))
-                for start in range(0, len(texts), TEXTS_AT_ONCE)
-            ]
-            found.append(Codes.cat([part.to("cpu") for part in parts]))
-        return found
+        return [run.encode_texts(texts) for run in self.runs]
 
     def fingerprint(self, precision: str) -> str:
         """Which codes it makes: weights and towers, in order. Codes of another fingerprint mean nothing beside them."""
-        facts = [[run.weights_checksum, _without_place(run.image_input), precision] for run in self.runs]
+        facts = [[run.weights_checksum, _without_path(run.image_input), precision] for run in self.runs]
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
@@ -167,16 +115,42 @@ def _tokenizer(run: Run) -> Tokenizer:
     return run.tokenizer
 
 
-def _extractor(run: Run, towers: Path | None, device: str) -> FeatureExtractor:
-    tower = run.image_input.get("tower")
-    if not tower:
-        raise SearchError(f"its features {run.image_input.get('name')!r} were imported, by a tower that is not known")
-    if towers is None:
-        return FeatureExtractor.from_state(tower, device=pick_device(device))
-    state, weights = kept_tower(towers, tower)
-    return FeatureExtractor.from_state(state, weights=weights, device=pick_device(device))
-
-
-def _without_place(image_input: dict[str, Any]) -> dict[str, Any]:
+def _without_path(image_input: dict[str, Any]) -> dict[str, Any]:
     tower = image_input.get("tower") or {}
     return {"kind": image_input["kind"], "tower": {key: tower[key] for key in sorted(tower) if key != "weights"}}
+
+
+@dataclass(frozen=True)
+class Roles:
+    first: tuple[int, ...]  # runs whose embeddings, as an ensemble, choose candidates; none: every item is scored
+    rerank: tuple[int, ...]  # runs whose mean score re-ranks them; none: nothing does
+    dim: int  # of the first stage's vectors
+
+
+def assign_roles(encoder: Encoder, main: int, rerank: Sequence[int]) -> Roles:
+    """`main`: so many runs, from the first on, are the index's own; `rerank`: those asked to re-rank, if any.
+
+    Embeddings of the own runs are the first stage. Where nothing was asked for and some of them have fragments (SCAN,
+    BFAN, MMCA), their mean score re-ranks; where none of them has an embedding, that is the only stage there is.
+    """
+    codes = encoder.encode_texts(["a"])
+    first = tuple(number for number in range(main) if codes[number].embedding is not None)
+    if rerank and not first:
+        raise SearchError(
+            f"run {encoder.runs[0].name!r} gives no embedding, so it cannot choose candidates for another to re-rank; "
+            "name an embedding matcher first (VSE++, VSRN, HREM, MMCA), or leave the re-ranking run out"
+        )
+    if not rerank and any(codes[number].fragments is not None for number in range(main)):
+        rerank = range(main)
+    dim = first_vectors(codes, first).shape[1] if first else 0
+    return Roles(first, tuple(rerank), dim)
+
+
+def first_vectors(codes: Sequence[Codes] | Mapping[int, Codes], first: Sequence[int]) -> Tensor:
+    """(n, d1 + d2 + ...): the embeddings of an ensemble side by side, as items are compared."""
+    return torch.cat([part for number in first if (part := codes[number].embedding) is not None], dim=1).float()
+
+
+def query_vectors(codes: Sequence[Codes] | Mapping[int, Codes], first: Sequence[int]) -> Tensor:
+    """(n, d1 + d2 + ...): as queries are compared, so that a dot product is the mean of the members' scores."""
+    return first_vectors(codes, first) / len(first)

@@ -45,9 +45,7 @@ class Explanation:
 def explain(encoder: Encoder, item: Mapping[int, Codes], query: str, kind: Kind) -> Explanation:
     """`item`: the codes of one item by the runs (by number) whose mean score is explained."""
     words = query.split()
-    shortened = [
-        " ".join(words[:place] + words[place + 1 :]) for place in range(min(len(words), MAX_WORDS)) if len(words) > 1
-    ]
+    shortened = [" ".join(words[:at] + words[at + 1 :]) for at in range(min(len(words), MAX_WORDS)) if len(words) > 1]
     codes = encoder.encode_texts([query, *shortened])
     scores = torch.stack([_scores(encoder, member, code, codes[member], kind) for member, code in item.items()])
     whole, *without = scores.mean(dim=0).tolist()  # (1 + words,)

@@ -1,31 +1,55 @@
-"""What an index is about: images and texts, kept in one SQLite file per generation that is never changed."""
+"""The items of an index, images and texts, in one SQLite database (`items.sqlite`, in WAL mode).
+
+A build changes the database by transactions: a kill leaves the last commit. A reader holds one read transaction from
+its opening to its end, so it sees one generation whatever is committed meanwhile, and never waits for the writer.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import sqlite3
+import tempfile
 import threading
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
-from quintet.search.errors import SearchError, StaleIndex, UnknownItem
-from quintet.search.stores import Scalar
+import numpy as np
+
+from quintet.search.errors import SearchError, StaleIndex, StoreError, UnknownItem
+from quintet.search.stores.where import Clause, Scalar, Where, glob, kind_of
 
 Kind = Literal["image", "text"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 LONGEST = 1_000  # characters of a text that filters see
-AT_ONCE = 10_000  # ids in one statement; SQLite allows some 32,000
+AT_ONCE = 10_000  # values in one statement; SQLite allows some 32,000
+CACHE_KIB = 16_384  # of the database that a connection keeps in memory
+RESUMES = "what was committed is unchanged: make room and run the same command again, it resumes"
 
+APPLICATION = 0x514E5458  # in the head of the file: it is ours
 _SCHEMA = """
-CREATE TABLE items (
-    id TEXT PRIMARY KEY, kind TEXT NOT NULL, root INTEGER, path TEXT, text TEXT, metadata TEXT NOT NULL,
-    content TEXT NOT NULL, stamp TEXT NOT NULL, segment INTEGER NOT NULL, row INTEGER NOT NULL
+CREATE TABLE IF NOT EXISTS head (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS files (
+    name TEXT PRIMARY KEY, kind TEXT NOT NULL, encoder TEXT NOT NULL, parts TEXT NOT NULL, rows INTEGER NOT NULL,
+    norm REAL NOT NULL
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS unused (name TEXT PRIMARY KEY) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS codes (
+    file TEXT NOT NULL, content TEXT NOT NULL, row INTEGER NOT NULL, facts TEXT NOT NULL, PRIMARY KEY (file, content)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS items (
+    id TEXT PRIMARY KEY, kind TEXT NOT NULL, root INTEGER, path TEXT, text TEXT, metadata TEXT NOT NULL,
+    content TEXT NOT NULL, stamp TEXT NOT NULL, row INTEGER NOT NULL
+);
+CREATE INDEX IF NOT EXISTS items_by_row ON items (kind, row);
 """
-_COLUMNS = "id, kind, root, path, text, metadata, content, stamp, segment, row"
+_COLUMNS = "id, kind, root, path, text, metadata, content, stamp, row"
+# What filters see of an item besides its metadata: field -> SQL of a text, or NULL where there is none.
+ITEM_FIELDS = {"kind": "kind", "path": "path", "text": f"substr(text, 1, {LONGEST})"}
 
 
 @dataclass(frozen=True)
@@ -48,16 +72,15 @@ class Item:
 
 @dataclass(frozen=True)
 class Hit:
+    """An item that was found. `path` is the absolute path of its image file, None for texts."""
+
     item: Item
     score: float
+    path: Path | None = None
 
-
-@dataclass(frozen=True, order=True)
-class Place:
-    """Where the codes of an item are: a segment of the index, and a row of it."""
-
-    segment: int
-    row: int
+    @property
+    def text(self) -> str | None:
+        return self.item.text
 
 
 @dataclass(frozen=True)
@@ -65,31 +88,148 @@ class Entry:
     """An item with what only the index needs to know of it."""
 
     item: Item
-    place: Place
+    row: int  # of the files that hold the codes of its kind
     content: str  # checksum of the image file or of the text
     stamp: str  # size and time of change of the file when it was read; the same stamp, the same content
 
 
-class ItemTable:
-    """The items of one generation, for any number of threads."""
+class ItemDatabase:
+    """`items.sqlite`, for any number of threads: opened to read one snapshot, or by the one writer."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(
+        self, connection: sqlite3.Connection, path: Path, columns: Mapping[str, str], copied: Path | None = None
+    ) -> None:
+        """Use `open_snapshot` or `open_writer`. `columns`: see `ITEM_FIELDS`."""
+        self.path, self._connection, self._columns, self._copied = path, connection, columns, copied
+        self._lock = threading.RLock()
+        connection.isolation_level = None  # transactions begin and end where this class says
+        connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
+        connection.create_function("fits", 2, _fits, deterministic=True)
+
+    @classmethod
+    def open_snapshot(cls, path: Path, columns: Mapping[str, str] = ITEM_FIELDS) -> ItemDatabase:
+        """Read what was committed up to now, and nothing later."""
         if not path.is_file():
             raise StaleIndex(f"{path} is missing; build the index again")
-        self._lock = threading.Lock()
-        # `immutable`: the file never changes, so SQLite need not lock it and works where nothing may be written.
-        self._connection = sqlite3.connect(
-            f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True, check_same_thread=False
-        )
+        copied = None if _is_writable(path) else _copy(path)
         try:
-            rows = self._connection.execute("SELECT kind, count(*) FROM items GROUP BY kind").fetchall()
-        except sqlite3.DatabaseError as error:
-            self._connection.close()
+            source = path if copied is None else copied / path.name
+            connection = sqlite3.connect(f"{source.resolve().as_uri()}?mode=rw", uri=True, check_same_thread=False)
+        except sqlite3.Error as error:
+            _remove(copied)
+            raise StaleIndex(f"{path} cannot be opened ({error}); build the index again") from None
+        try:
+            database = cls(connection, path, columns, copied)
+            connection.execute("PRAGMA query_only = 1")
+            connection.execute("BEGIN")
+            database.query("SELECT count(*) FROM items WHERE id = ''")  # from here on the snapshot is held
+        except (sqlite3.Error, SearchError) as error:
+            connection.close()
+            _remove(copied)
             raise StaleIndex(f"{path} is damaged ({error}); build the index again") from None
-        self.counts: dict[Kind, int] = dict.fromkeys(KINDS, 0) | dict(rows)
+        return database
 
-    def __len__(self) -> int:
-        return sum(self.counts.values())
+    @classmethod
+    def open_writer(cls, path: Path, columns: Mapping[str, str] = ITEM_FIELDS) -> ItemDatabase:
+        """Make the database where there is none. The caller holds the lock of the folder."""
+        try:
+            connection = sqlite3.connect(path, check_same_thread=False)
+        except sqlite3.Error as error:
+            raise _failed(path, error) from error
+        try:
+            database = cls(connection, path, columns)
+            _check_ours(connection, path)
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = FULL")  # a commit outlives a power cut
+            with database.transaction():
+                connection.execute(f"PRAGMA application_id = {APPLICATION}")
+                for statement in _SCHEMA.split(";"):
+                    connection.execute(statement)
+        except (sqlite3.Error, SearchError) as error:
+            connection.close()
+            if "not a database" in str(error) or "malformed" in str(error):
+                raise StaleIndex(f"{path} is damaged ({error}); move that file away and build it again") from error
+            raise error if isinstance(error, SearchError) else _failed(path, error) from error
+        return database
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """All that is changed inside is committed at the end, or nothing is."""
+        with self._lock:
+            try:
+                self.begin()
+                yield
+                self.commit()
+            except BaseException as error:
+                self.rollback()
+                if isinstance(error, sqlite3.Error):
+                    raise _failed(self.path, error) from error
+                raise
+
+    def begin(self) -> None:
+        with self._errors():
+            self._connection.execute("BEGIN IMMEDIATE")
+
+    def commit(self) -> None:
+        with self._errors():
+            self._connection.execute("COMMIT")
+
+    def rollback(self) -> None:
+        with suppress(sqlite3.Error), self._lock:
+            self._connection.execute("ROLLBACK")
+
+    @property
+    def in_transaction(self) -> bool:
+        return self._connection.in_transaction
+
+    @contextmanager
+    def one_change(self) -> Iterator[None]:
+        """Inside of a transaction: what is changed inside is changed whole, or not at all."""
+        with self._errors():
+            self._connection.execute("SAVEPOINT one_change")
+            try:
+                yield
+            except BaseException:
+                with suppress(sqlite3.Error):
+                    self._connection.execute("ROLLBACK TO one_change")
+                    self._connection.execute("RELEASE one_change")
+                raise
+            self._connection.execute("RELEASE one_change")
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            with self._lock:
+                yield
+        except sqlite3.Error as error:
+            raise _failed(self.path, error) from error
+
+    def query(self, statement: str, values: Sequence[object] = ()) -> list[Any]:
+        """The rows of a SELECT."""
+        try:
+            with self._lock:
+                return self._connection.execute(statement, values).fetchall()
+        except sqlite3.Error as error:
+            raise StaleIndex(f"{self.path} cannot be read ({error}); build the index again") from error
+
+    def change(self, statement: str, values: Iterable[Sequence[object]] = ((),)) -> None:
+        """A statement for each of `values`, inside of a transaction."""
+        self._connection.executemany(statement, values)
+
+    # The head: named JSON values
+
+    def head(self, name: str) -> Any:
+        """None where it was never set."""
+        rows = self.query("SELECT value FROM head WHERE name = ?", (name,))
+        return json.loads(rows[0][0]) if rows else None
+
+    def set_head(self, name: str, value: object) -> None:
+        self.change("INSERT OR REPLACE INTO head VALUES (?, ?)", [(name, json.dumps(value, ensure_ascii=False))])
+
+    # Items
+
+    def counts(self) -> dict[Kind, int]:
+        return dict.fromkeys(KINDS, 0) | dict(self.query("SELECT kind, count(*) FROM items GROUP BY kind"))
 
     def entry(self, item_id: str) -> Entry:
         found = self.entries([item_id])
@@ -99,46 +239,138 @@ class ItemTable:
 
     def entries(self, ids: Sequence[str]) -> dict[str, Entry]:
         """Those of the ids that the index has."""
-        found: dict[str, Entry] = {}
-        for start in range(0, len(ids), AT_ONCE):
-            some = ids[start : start + AT_ONCE]
-            marks = ",".join("?" * len(some))
-            with self._lock:
-                rows = self._connection.execute(f"SELECT {_COLUMNS} FROM items WHERE id IN ({marks})", some).fetchall()
-            found |= {row[0]: _entry(row) for row in rows}
-        return found
+        rows = self._select_in("id", ids)
+        return {row[0]: _entry(row) for row in rows}
 
-    def all(self, kind: Kind | None = None) -> Iterator[Entry]:
+    def all(self, kind: Kind | None = None, where: Where | None = None) -> list[Entry]:
         """Every item, in the order of ids."""
-        where, values = ("WHERE kind = ?", (kind,)) if kind else ("", ())
-        with self._lock:
-            rows = self._connection.execute(f"SELECT {_COLUMNS} FROM items {where} ORDER BY id", values).fetchall()
-        return map(_entry, rows)
+        text, values = self._condition(where)
+        if kind is not None:
+            text, values = f"kind = ? AND {text}", [kind, *values]
+        return [_entry(row) for row in self.query(f"SELECT {_COLUMNS} FROM items WHERE {text} ORDER BY id", values)]
+
+    def rows(self, kind: Kind, where: Where | None = None) -> np.ndarray:
+        """(n,) int64: the rows of a kind's items that match, each once, ascending."""
+        text, values = self._condition(where)
+        statement = f"SELECT DISTINCT row FROM items WHERE kind = ? AND {text} ORDER BY row"
+        return np.array([row for (row,) in self.query(statement, [kind, *values])], dtype=np.int64)
+
+    def at_rows(self, kind: Kind, rows: Sequence[int], where: Where | None = None) -> list[Entry]:
+        """The items at these rows; equal images share one."""
+        text, values = self._condition(where)
+        return [_entry(row) for row in self._select_in("row", rows, f"kind = ? AND {text}", [kind, *values])]
+
+    def remove(self, ids: Iterable[str]) -> None:
+        self.change("DELETE FROM items WHERE id = ?", ((id_,) for id_ in ids))
+
+    def put(self, entries: Iterable[Entry]) -> None:
+        """Insert, or replace by id."""
+        self.change(f"INSERT OR REPLACE INTO items ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", map(_row, entries))
 
     def close(self) -> None:
         with self._lock:
             self._connection.close()
+            _remove(self._copied)
+
+    # Inside
+
+    def _select_in(
+        self, column: str, wanted: Sequence[object], more: str = "1", values: Sequence[object] = ()
+    ) -> list[Any]:
+        found: list[Any] = []
+        for start in range(0, len(wanted), AT_ONCE):
+            some = wanted[start : start + AT_ONCE]
+            marks = ",".join("?" * len(some))
+            found += self.query(
+                f"SELECT {_COLUMNS} FROM items WHERE {column} IN ({marks}) AND {more}", [*some, *values]
+            )
+        return found
+
+    def _condition(self, where: Where | None) -> tuple[str, list[object]]:
+        """For a WHERE, and its parameters. It holds of the items of which `Where.matches` does."""
+        parts, values = ["1"], []
+        for clause in () if where is None else where.clauses:
+            readings = [_comparison(clause, reading, self._columns.get(clause.field)) for reading in clause.readings]
+            parts.append("(" + " OR ".join(text for text, _ in readings) + ")")
+            values += [value for _, some in readings for value in some]
+        return " AND ".join(parts), values
 
 
-def write_items(path: Path, entries: Iterable[Entry]) -> None:
-    """A new table; the caller makes it appear in its place when it is whole."""
-    try:
-        with closing(sqlite3.connect(path)) as connection:
-            connection.executescript(_SCHEMA)
-            connection.executemany(f"INSERT INTO items VALUES ({','.join('?' * 10)})", map(_row, entries))
-            connection.commit()
-    except sqlite3.Error as error:  # a full disk, say
-        raise SearchError(f"could not write {path}: {error}; the index is as it was") from error
+def _comparison(clause: Clause, reading: Scalar, column: str | None) -> tuple[str, list[object]]:
+    """Every value is a parameter; nothing of a filter becomes part of the statement."""
+    path = f"$.{clause.field}"
+    type_, value = "json_type(metadata, ?)", "json_extract(metadata, ?)"
+    if column is not None:
+        type_, value = f"iif({column} IS NULL, {type_}, 'text')", f"coalesce({column}, {value})"
+    if kind_of(reading) is bool:
+        return f"{type_} = ?", [path, "true" if reading == (clause.operator == "=") else "false"]
+    if clause.operator == "~":
+        return f"({type_} = 'text' AND fits({value}, ?))", [path, path, clause.literal]
+    if kind_of(reading) is str:
+        return f"({type_} = 'text' AND {value} {clause.operator} ?)", [path, path, reading]
+    # As JSON on both sides, so that SQLite reads both numbers alike.
+    text = f"({type_} IN ('integer', 'real') AND {value} {clause.operator} json_extract(?, '$'))"
+    return text, [path, path, json.dumps(reading)]
+
+
+def _fits(text: object, pattern: str) -> bool:
+    return isinstance(text, str) and glob(pattern).match(text) is not None
 
 
 def _row(entry: Entry) -> tuple[object, ...]:
-    item, place = entry.item, entry.place
+    item = entry.item
     metadata = json.dumps(item.metadata, ensure_ascii=False)
-    named = (item.id, item.kind, item.root, item.path, item.text, metadata)
-    return (*named, entry.content, entry.stamp, place.segment, place.row)
+    return (item.id, item.kind, item.root, item.path, item.text, metadata, entry.content, entry.stamp, entry.row)
 
 
-def _entry(row: Sequence[object]) -> Entry:
-    id_, kind, root, path, text, metadata, content, stamp, segment, place = row
-    item = Item(id_, kind, path, root, text, json.loads(metadata))  # type: ignore[arg-type]
-    return Entry(item, Place(segment, place), content, stamp)  # type: ignore[arg-type]
+def _entry(row: Sequence[Any]) -> Entry:
+    id_, kind, root, path, text, metadata, content, stamp, number = row
+    return Entry(Item(id_, kind, path, root, text, json.loads(metadata)), number, content, stamp)
+
+
+def _check_ours(connection: sqlite3.Connection, path: Path) -> None:
+    """An empty file, or a database that says it is ours."""
+    ((application,),) = connection.execute("PRAGMA application_id").fetchall()
+    ((tables,),) = connection.execute("SELECT count(*) FROM sqlite_master").fetchall()
+    if tables and application != APPLICATION:
+        raise StoreError(f"{path} is another program's database; nothing was changed: move that file away")
+
+
+def _failed(path: Path, error: sqlite3.Error) -> StoreError:
+    return StoreError(f"could not write {path}: {error}; {RESUMES}")
+
+
+def _is_writable(path: Path) -> bool:
+    """Whether SQLite may keep its log beside the database, as reading needs, too."""
+    return os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)
+
+
+def _copy(path: Path) -> Path:
+    """The database in a temporary folder. Somebody who may write may do so meanwhile: then it is copied again."""
+    folder = Path(tempfile.mkdtemp(prefix="quintet-index-"))
+    files = [path, path.with_name(path.name + "-wal")]
+    try:
+        while True:
+            before = [_state(file) for file in files]
+            for file in files:
+                (folder / file.name).unlink(missing_ok=True)
+                with suppress(FileNotFoundError):
+                    shutil.copyfile(file, folder / file.name)
+            if before == [_state(file) for file in files]:
+                return folder
+    except OSError as error:
+        _remove(folder)
+        raise SearchError(f"could not copy {path} for reading: {error.strerror or error}") from error
+
+
+def _state(path: Path) -> tuple[int, int, int] | None:
+    try:
+        facts = path.stat()
+    except FileNotFoundError:
+        return None
+    return facts.st_ino, facts.st_size, facts.st_mtime_ns
+
+
+def _remove(folder: Path | None) -> None:
+    if folder is not None:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
@@ -15,19 +15,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from quintet.backbones.onnx_text import OnnxText
 from quintet.data.batches import ImageBatch, TextBatch
 from quintet.files import atomic_write, read_json, write_json
 from quintet.layers.text import unpacked
-from quintet.protocols import Matcher, preprocess_of
+from quintet.protocols import HasFrozenText, Matcher, preprocess_of
 from quintet.runs.run import Run
 from quintet.scores.embedding import embedding_of
 from quintet.search.errors import SearchError
-from quintet.search.onnx_text_tower import export_over_onnx, is_over_onnx
 
 OPSET = 17
 TOLERANCE = 1e-4  # of a unit vector's channels, between onnxruntime and torch
 REGIONS, WORDS = 36, 12  # of the example that is traced; both are free in the file
 EMBEDDING = {"embedding": {0: "n"}}  # what comes out
+# Writes a module as an ONNX file: the module, an example of its input, the free axes of input and output, the path.
+Export = Callable[[nn.Module, Sequence[Tensor], dict[str, dict[int, str]], dict[str, dict[int, str]], Path], None]
+TEXTS = {0: "n", 1: "words"}
 
 
 @dataclass(frozen=True)
@@ -239,3 +242,60 @@ def _description(run: Run, inputs: dict[str, Any], difference: dict[str, float])
 
 def _pixels(run: Run) -> dict[str, Any]:
     return {"kind": "pixels", "preprocess": preprocess_of(run.matcher).state()}
+
+
+# A text tower whose frozen encoder is an ONNX file already: that graph, between two small ones of ours
+
+
+class _Before(nn.Module):
+    """What the encoder takes, of what the tower takes."""
+
+    def forward(self, tokens: Tensor, lengths: Tensor) -> tuple[Tensor, ...]:
+        real = torch.arange(tokens.shape[1]) < lengths[:, None]  # (n, L)
+        return tokens + 0, real.long(), torch.zeros_like(tokens), lengths + 0
+
+
+class _After(nn.Module):
+    def __init__(self, matcher: Matcher) -> None:
+        super().__init__()
+        self.matcher = matcher
+
+    def forward(self, words: Tensor, counts: Tensor) -> Tensor:
+        """(n, L, d) word features, (n,) -> (n, dim)."""
+        nothing = torch.zeros(words.shape[:2], dtype=torch.int64)
+        return embedding_of(self.matcher.encode_texts(TextBatch(nothing, counts, words)))
+
+
+def _onnx_encoder(matcher: Matcher) -> OnnxText | None:
+    encoder = matcher.frozen_text_encoder() if isinstance(matcher, HasFrozenText) else None
+    return encoder if isinstance(encoder, OnnxText) else None
+
+
+def is_over_onnx(matcher: Matcher) -> bool:
+    return _onnx_encoder(matcher) is not None
+
+
+def export_over_onnx(matcher: Matcher, given: Sequence[Tensor], path: Path, export: Export) -> None:
+    """`given`: tokens (n, L) and lengths (n,) to trace with."""
+    import onnx
+    from onnx import compose
+
+    text_encoder = _onnx_encoder(matcher)
+    assert text_encoder is not None
+    encoder = compose.add_prefix(onnx.load(str(text_encoder.path)), "encoder.")
+    inputs = [entry.name for entry in encoder.graph.input]  # ids, mask, types
+    before_axes = {"tokens": TEXTS, "lengths": {0: "n"}}
+    fed = dict.fromkeys(("fed_ids", "fed_mask", "fed_types"), TEXTS) | {"counts": {0: "n"}}
+    parts = []
+    words = text_encoder(*given)
+    for module, example, axes, out in (
+        (_Before(), given, before_axes, fed),
+        (_After(matcher), (words, given[1]), {"words": TEXTS, "after_counts": {0: "n"}}, {"embedding": {0: "n"}}),
+    ):
+        export(module.eval(), example, axes, out, path)
+        part = onnx.load(str(path))
+        part.ir_version = encoder.ir_version
+        parts.append(compose.add_prefix(part, f"{type(module).__name__}.", rename_inputs=False, rename_outputs=False))
+    joined = compose.merge_models(parts[0], encoder, io_map=list(zip(fed, inputs, strict=False)))
+    ends = [(encoder.graph.output[0].name, "words"), ("counts", "after_counts")]
+    onnx.save(compose.merge_models(joined, parts[1], io_map=ends), str(path))

@@ -1,8 +1,9 @@
 """What in a folder is the index's own. Nothing else is ever written over or removed, whatever its name.
 
-An index is known by its index.json, or, before its first build has finished, by what its `lock` says. What is removed
-has a name that only an index gives and, with it, only content that only an index makes: one file of somebody else in a
-folder of ours keeps that whole folder. Links are never followed.
+An index is known by its index.json, or, before its first build has finished, by what its `lock` says. Files in
+`vectors/` are removed when the index's own database names them (see `vectors.py`). Kept runs and towers are removed
+when the folder has a name that only an index gives and only files that only an index makes: one file of somebody else
+keeps that whole folder. Unpacked images are known by their content. Links are never followed.
 """
 
 from __future__ import annotations
@@ -13,19 +14,18 @@ import os
 import re
 import secrets
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Literal, TextIO
 
 from quintet.data.images import IMAGE_SUFFIXES
 from quintet.errors import QuintetError
 from quintet.files import read_json
-from quintet.search.errors import SearchError, StaleIndex
-from quintet.search.found import content_of
-from quintet.search.items import ItemTable
-from quintet.search.manifest import FORMAT
-from quintet.search.segments import SEGMENT_NAME
-from quintet.search.stores.folder import OWN_NAME as STORE_FILE
+from quintet.search.errors import SearchError
+from quintet.search.items import ItemDatabase
+from quintet.search.marker import FORMAT, VERSION
+from quintet.search.sources import content_of
+from quintet.search.vectors import read_file_sets, remove_unused_files, retire
 
 Mark = Literal["absent", "ours", "token", "empty", "foreign"]
 LONGEST_MARK = 1_000  # characters
@@ -34,17 +34,17 @@ _TEMPORARY = re.compile(r"\.(.+)\.[a-z0-9_]{8}\.partial")  # of `atomic_write`, 
 _UNFINISHED = re.compile(r"\.(.+?)(\.[0-9a-f]{8})?\.partial")  # a folder that was being made or removed
 _CHECKSUM = re.compile(r"[0-9a-f]{64}")
 _IMAGE = re.compile(rf"([0-9a-f]{{32}})({'|'.join(map(re.escape, IMAGE_SUFFIXES))})")
-# Where folders of the index are, how they are named, and what is in them.
+# Folders with folders of the index, how these are named, and what is in them.
 _KINDS = {
-    "generation": ("", re.compile(r"generation-\d+"), re.compile(r"items\.sqlite(-journal)?")),
-    "segments": (
-        "segments",
-        SEGMENT_NAME,
-        re.compile(r"(segment\.json|journal\.jsonl|\d+\.(embedding|fragments|boxes|lengths))"),
-    ),
-    "runs": ("runs", _CHECKSUM, re.compile(r"(model|tokenizer|run|images)\.json|weights\.safetensors")),
-    "towers": ("towers", _CHECKSUM, re.compile(r"tower\.safetensors|(preprocessor_)?config\.json")),
+    "runs": (_CHECKSUM, re.compile(r"(model|tokenizer|run|images)\.json|weights\.safetensors")),
+    "towers": (_CHECKSUM, re.compile(r"tower\.safetensors|(preprocessor_)?config\.json")),
 }
+# Of format 2 and before: what was in a generation (with its stores) and in a segment.
+_OLD_GENERATION = re.compile(
+    r"items\.sqlite(-journal)?|lock|store\.json|vectors-\d+\.f32|items-\d+\.safetensors|index-\d+\.faiss"
+)
+_OLD_SEGMENT = re.compile(r"segment\.json|journal\.jsonl|\d+\.(embedding|fragments|boxes|lengths)")
+_DATABASE = ("items.sqlite", "items.sqlite-wal", "items.sqlite-shm")
 
 
 def check_place(index: Path) -> None:
@@ -58,6 +58,9 @@ def check_place(index: Path) -> None:
                 f"{index} holds a file {name!r} that is not of a Quintet index, or is damaged; nothing was changed: "
                 "name a new or empty folder for the index, or move that file away"
             )
+    for name in (*_DATABASE, "vectors"):
+        if (index / name).is_symlink():
+            raise SearchError(f"{index / name} is a link, where an index writes; nothing was changed: move it away")
     if marks["index.json"] == "ours" or marks["lock"] == "ours" or (names == {"lock"} and marks["lock"] == "empty"):
         return
     raise SearchError(f"{index} is a folder with other things in it; name a new or empty one for the index")
@@ -82,7 +85,7 @@ def check_sources(index: Path, sources: Sequence[Path]) -> None:
 
 def _lies_in(path: Path, folder: Path) -> bool:
     """Whether it is the folder or inside it, by whatever names the two are called."""
-    return folder.exists() and any(place.exists() and place.samefile(folder) for place in (path, *path.parents))
+    return folder.exists() and any(each.exists() and each.samefile(folder) for each in (path, *path.parents))
 
 
 def _read_head(path: Path) -> Mark:
@@ -143,7 +146,7 @@ def writing(index: Path) -> Iterator[str]:
             if new and not _can_go_on(index):
                 remove_unused(index)
                 (index / "lock").unlink(missing_ok=True)
-                _remove_empty([index / "segments", index / "runs", index / "towers", index / "pictures", *made])
+                _remove_empty([*(index / name for name in ("vectors", "runs", "towers", "images")), *made])
             raise
 
 
@@ -180,23 +183,35 @@ def _name(file: TextIO, index: Path) -> str:
 
 
 def _can_go_on(index: Path) -> bool:
-    if (index / "index.json").exists() or any(index.glob("generation-*")):
-        return True
-    return any(journal.stat().st_size for journal in index.glob("segments/*/journal.jsonl"))
+    """Whether something is encoded already. Where nothing is, the database and its files go."""
+    if not (index / "items.sqlite").is_file():
+        return (index / "index.json").exists()
+    with suppress(SearchError), closing(ItemDatabase.open_writer(index / "items.sqlite")) as database:
+        if database.head("manifest") is not None or database.query("SELECT 1 FROM codes LIMIT 1"):
+            return True
+        with database.transaction():
+            for files in read_file_sets(database).values():
+                retire(database, files)
+        remove_unused_files(database, index / "vectors")
+        database.close()
+        for name in _DATABASE:
+            (index / name).unlink(missing_ok=True)
+    return False
 
 
 def remove_unused(index: Path, used: Collection[str] = (), contents: Collection[str] = ()) -> None:
-    """Remove the index's own folders whose names are not in `used`, and unpacked images of other contents.
-
-    Readers keep the files they have open.
-    """
-    for kind, (place, name, _) in _KINDS.items():
-        parent = index / place
+    """Remove kept runs and towers whose names are not in `used`, and unpacked images of other contents."""
+    for kind, (name, own) in _KINDS.items():
+        parent = index / kind
         for folder in () if _is_no_folder(parent) else list(parent.iterdir()):
             unfinished = _UNFINISHED.fullmatch(folder.name)
             if folder.name not in used and name.fullmatch(unfinished[1] if unfinished else folder.name):
-                remove_folder(folder, kind, whole=unfinished is None)
-    for folder in () if _is_no_folder(index / "pictures") else list((index / "pictures").iterdir()):
+                _remove_folder(folder, own)
+    _remove_unpacked(index / "images", contents)
+
+
+def _remove_unpacked(images: Path, contents: Collection[str]) -> None:
+    for folder in () if _is_no_folder(images) else list(images.iterdir()):
         if re.fullmatch(r"[0-9a-f]{2}", folder.name) and not _is_no_folder(folder):
             for path in list(folder.iterdir()):
                 if _is_unpacked(path, contents):
@@ -204,45 +219,47 @@ def remove_unused(index: Path, used: Collection[str] = (), contents: Collection[
             _remove_empty([folder])
 
 
-def remove_folder(folder: Path, kind: str, *, whole: bool = True) -> None:
+def remove_older_format(index: Path) -> None:
+    """What an index of format 2 was, by the names that its index.json says; after the new one is committed."""
+    if _read_head(index / "index.json") != "ours":
+        return
+    head = read_json(index / "index.json")
+    if not isinstance(head.get("version"), int) or head["version"] >= VERSION:
+        return
+    generation = index / f"generation-{head.get('generation')}"
+    _remove_folder(generation, _OLD_GENERATION, inner=("store-image", "store-text"))
+    segments = head.get("segments")
+    for parts in segments.values() if isinstance(segments, dict) else ():
+        for part in parts if isinstance(parts, list) else ():
+            if isinstance(part, dict) and re.fullmatch(r"(image|text)-\d+", str(part.get("name"))):
+                _remove_folder(index / "segments" / part["name"], _OLD_SEGMENT)
+    _remove_unpacked(index / "pictures", ())
+    _remove_empty([index / "segments", index / "pictures"])
+
+
+def _remove_folder(folder: Path, own: re.Pattern[str], inner: Collection[str] = ()) -> None:
     """Remove a folder of the index if all that is in it is the index's own; else it stays as it is.
 
-    `whole`: it was finished once, so a generation is known by its table of items.
+    `inner`: folders that it may have.
     """
     if _is_no_folder(folder):
         return
     found = sorted(folder.rglob("*"), reverse=True)  # what is in a folder comes before the folder
-    if not all(_is_own(path, folder, kind) for path in found):
-        return
-    if kind == "generation" and whole and not _is_generation(folder):
-        return
+    for path in found:
+        temporary = _TEMPORARY.fullmatch(path.name)
+        name, at = temporary[1] if temporary else path.name, path.relative_to(folder).parts
+        is_inner = len(at) == 1 and at[0] in inner and path.is_dir()
+        is_file = path.is_file() and own.fullmatch(name) and (len(at) == 1 or at[0] in inner)
+        if path.is_symlink() or not (is_inner or is_file):
+            return
     with suppress(OSError):
         # Under another name first: killed in the middle, it does not look whole.
-        going = folder if not whole else folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.partial")
+        going = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.partial")
         folder.rename(going)
         for path in found:
-            place = going / path.relative_to(folder)
-            place.rmdir() if place.is_dir() else place.unlink()
+            moved = going / path.relative_to(folder)
+            moved.rmdir() if moved.is_dir() else moved.unlink()
         going.rmdir()
-
-
-def _is_own(path: Path, folder: Path, kind: str) -> bool:
-    if path.is_symlink():
-        return False
-    parents, name = path.relative_to(folder).parts[:-1], path.name
-    if path.is_dir():
-        return kind == "generation" and not parents and name in ("store-image", "store-text")
-    temporary = _TEMPORARY.fullmatch(name)
-    plain = temporary[1] if temporary else name
-    return path.is_file() and bool((STORE_FILE if parents else _KINDS[kind][2]).fullmatch(plain))
-
-
-def _is_generation(folder: Path) -> bool:
-    try:
-        ItemTable(folder / "items.sqlite").close()
-    except StaleIndex:
-        return False
-    return True
 
 
 def _is_unpacked(path: Path, contents: Collection[str]) -> bool:

@@ -51,8 +51,8 @@ def rerank(
     torch.Size([2, 3])
     """
     scores = candidate_scores(matcher, image_codes, text_codes, candidates, queries=queries)
-    ordered, place = scores.sort(dim=1, descending=True, stable=True)
-    return ordered, candidates.to(place.device).gather(1, place)
+    ordered, positions = scores.sort(dim=1, descending=True, stable=True)
+    return ordered, candidates.to(positions.device).gather(1, positions)
 
 
 @torch.no_grad()

@@ -2,31 +2,145 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, overload
+
+import numpy as np
+import torch
+from PIL.Image import Image as PILImage
+from torch import Tensor
 
 from quintet.codes import Codes
+from quintet.data.images import open_image
+from quintet.data.tokenizers import Tokenizer
 from quintet.errors import QuintetError
-from quintet.protocols import ShowsAttention
-from quintet.runs.run import open_run
-from quintet.search.encoder import Encoder
-from quintet.search.errors import MissingImage, SearchError, StaleIndex
+from quintet.protocols import Matcher, ShowsAttention
+from quintet.runs.run import load
+from quintet.runs.run_folder import file_checksum, find_weights, locate
+from quintet.search.encoder import Encoder, query_vectors
+from quintet.search.errors import (
+    EmptyQuery,
+    MissingImage,
+    QueryTooLong,
+    SearchError,
+    StaleIndex,
+    UnknownWords,
+)
 from quintet.search.explain import Explanation, explain
-from quintet.search.items import KINDS, Entry, Hit, Item, Kind
-from quintet.search.manifest import Manifest
-from quintet.search.queries import check_text
-from quintet.search.roles import first_vectors
-from quintet.search.shards import unpacked
-from quintet.search.stages import Stages
-from quintet.search.store_choice import is_ours
-from quintet.search.stores import Where
-from quintet.search.stores.address import Address
-
-if TYPE_CHECKING:
-    from PIL.Image import Image as PILImage
+from quintet.search.index_folder import Manifest
+from quintet.search.items import KINDS, Entry, Hit, Item, ItemDatabase, Kind
+from quintet.search.marker import read_marker
+from quintet.search.sources import LONGEST_TEXT, unpacked
+from quintet.search.stores import Store, Where, open_store, parse_where
+from quintet.search.stores.choice import is_own, store_address
+from quintet.search.stores.store import Address
+from quintet.search.vector_search import VectorSearch, open_search
+from quintet.search.vectors import CodeFiles, read_file_sets
 
 ATTEMPTS = 3  # to open an index that is exchanged in the same moment
+MAX_WORDS = 500  # of a query; a text has some twenty, and the time of a search grows with the words
+AT_ONCE = 512  # items whose fragments are in memory at a time
+Query = str | PILImage | os.PathLike[str]
+
+
+def open_index(path: Path | str, *, device: str = "auto", rerank_with: Path | str | None = None) -> Searcher:
+    """Open what `build_index` made, to search it.
+
+    - `device`: where queries are encoded; "auto" takes a GPU where there is one.
+    - `rerank_with`: of the runs that the index holds, the one to re-rank with (default: all meant for it).
+
+        with quintet.open_index("pictures.index") as index:
+            for hit in index.search("a dog in the snow", k=5):
+                print(f"{hit.score:.3f}", hit.path)
+    """
+    return Searcher.open(Path(path).expanduser(), device=device, rerank_with=rerank_with)
+
+
+class _Opened:
+    """What one generation of an index keeps on disk, opened for searching."""
+
+    def __init__(self, index: Path, database: ItemDatabase, manifest: Manifest) -> None:
+        self.items, self.manifest = database, manifest
+        sets, folder = read_file_sets(database), index / "vectors"
+        self.codes: dict[Kind, CodeFiles] = {}
+        self._searches: dict[Kind, VectorSearch] = {}
+        self._stores: dict[Kind, Store] = {}
+        for kind in KINDS:
+            if not manifest.counts[kind]:
+                continue
+            if manifest.files[kind] not in sets:
+                raise StaleIndex(f"{database.path} is damaged: it names files that it does not know; build it again")
+            self.codes[kind] = CodeFiles(folder, sets[manifest.files[kind]])
+            if manifest.first and is_own(manifest.store):
+                vectors = self.codes[kind].vectors(manifest.first)
+                self._searches[kind] = open_search(database, folder, kind, vectors, manifest.faiss.get(kind, {}))
+            elif manifest.first:
+                self._stores[kind] = open_store(store_address(manifest.store, kind), manifest.dim)
+
+    def close(self) -> None:
+        for store in self._stores.values():
+            store.close()
+        self.items.close()
+
+    def nearest(self, vectors: np.ndarray, k: int, kind: Kind, where: Where | None) -> list[list[tuple[Entry, float]]]:
+        """The first stage: for each vector the k items of largest inner product, best first."""
+        if kind in self._searches:
+            return self._searches[kind].search(vectors, k, where)
+        if kind not in self._stores:
+            return [[] for _ in vectors]
+        wanted = k
+        while True:
+            answers = self._stores[kind].search(vectors, wanted, where)
+            entries = self.items.entries(list({hit.id for hits in answers for hit in hits}))
+            # An engine that is being brought up to date may know items that this generation does not: ask for more.
+            found = [[(entries[hit.id], hit.score) for hit in hits if hit.id in entries] for hits in answers]
+            if all(len(known) >= k or len(hits) < wanted for known, hits in zip(found, answers, strict=True)):
+                return [known[:k] for known in found]
+            wanted *= 2
+
+    def rerank(
+        self, matchers: Mapping[int, Matcher], queries: Mapping[int, Codes], entries: Sequence[Entry], kind: Kind
+    ) -> list[tuple[Entry, float]]:
+        """The second stage: items by the mean score of `matchers`, best first, ties by id.
+
+        `queries`: the codes of one query by each of them.
+        """
+        if not entries:
+            return []
+        # By their row: a disk is read in order, and the order of the first stage cannot matter.
+        entries = sorted(entries, key=lambda entry: (entry.row, entry.item.id))
+        rows = np.array([entry.row for entry in entries])
+        scores = score_rows(matchers, self.codes[kind], rows, queries, kind)
+        hits = list(zip(entries, scores.tolist(), strict=True))
+        return sorted(hits, key=lambda hit: (-hit[1], hit[0].item.id))
+
+
+@torch.no_grad()
+def score_rows(
+    matchers: Mapping[int, Matcher], files: CodeFiles, rows: np.ndarray, queries: Mapping[int, Codes], kind: Kind
+) -> Tensor:
+    """(n,): the mean score of an ensemble for one query and these rows of a kind, as `quintet evaluate` takes it.
+
+    Rows are scored in blocks of one size: all items of an index give, bit for bit, what scoring everything gives.
+    """
+    parts = []
+    for start in range(0, len(rows), AT_ONCE):
+        some = rows[start : start + AT_ONCE]
+        scores = [
+            _score_block(matcher, files.codes(member, some), queries[member], kind)
+            for member, matcher in matchers.items()
+        ]
+        parts.append(torch.stack(scores).mean(dim=0))  # (members, n) -> (n,)
+    return torch.cat(parts)
+
+
+def _score_block(matcher: Matcher, items: Codes, query: Codes, kind: Kind) -> Tensor:
+    device = next(matcher.parameters()).device
+    items, query = items.to(device), query.to(device)
+    scores = matcher.score(items, query)[:, 0] if kind == "image" else matcher.score(query, items)[0]  # (n,)
+    return scores.float().cpu()
 
 
 class Searcher:
@@ -35,35 +149,108 @@ class Searcher:
     A rebuilt index is not noticed by itself: `current()` says whether this is still the newest generation.
     """
 
-    def __init__(self, index: Path, manifest: Manifest, encoder: Encoder, rerank: Sequence[int]) -> None:
-        """Use `Searcher.open`."""
-        self.index, self.manifest, self.encoder = index, manifest, encoder
-        self.generation = manifest.generation
+    def __init__(self, index: Path, opened: _Opened, encoder: Encoder, rerank: Sequence[int]) -> None:
+        """Use `quintet.open_index`."""
+        self.index, self.manifest, self.encoder = index, opened.manifest, encoder
+        self.generation = self.manifest.generation
         self._rerank = tuple(rerank)
-        self._stages = Stages(index, manifest)
+        self._opened = opened
 
     @classmethod
     def open(cls, index: Path | str, *, device: str = "auto", rerank_with: Path | str | None = None) -> Searcher:
         """`rerank_with`: of the runs that the index holds, the one to re-rank with (default: all meant for it)."""
         index = Path(index).resolve()
         for attempt in range(ATTEMPTS):
-            manifest = Manifest.read(index)
+            generation = read_marker(index)
             try:
-                encoder = _open_encoder(index, manifest, device)
-                rerank = manifest.rerank if rerank_with is None else (_number_of(manifest, Path(rerank_with)),)
-                return cls(index, manifest, encoder, rerank)
-            except (QuintetError, OSError):
-                # A build may have exchanged the index since the manifest was read: then, and only then, look again.
-                if attempt + 1 == ATTEMPTS or Manifest.read(index).generation == manifest.generation:
-                    raise
+                return cls._open(index, device, rerank_with)
+            except (QuintetError, OSError) as error:
+                # A build may have exchanged the index since its marker was read: then, and only then, look again.
+                if attempt + 1 < ATTEMPTS and read_marker(index) != generation:
+                    continue
+                if isinstance(error, FileNotFoundError):
+                    raise StaleIndex(f"{error.filename} is missing; build the index again") from error
+                raise
         raise AssertionError("not reached")
+
+    @classmethod
+    def _open(cls, index: Path, device: str, rerank_with: Path | str | None) -> Searcher:
+        database = ItemDatabase.open_snapshot(index / "items.sqlite")
+        try:
+            manifest = Manifest.of(database)
+            encoder = _open_encoder(index, manifest, device)
+            rerank = manifest.rerank if rerank_with is None else (_number_of(manifest, Path(rerank_with)),)
+            return cls(index, _Opened(index, database, manifest), encoder, rerank)
+        except BaseException:
+            database.close()
+            raise
 
     def current(self) -> bool:
         """Whether the index has not been rebuilt since this was opened."""
         try:
-            return Manifest.read(self.index).generation == self.generation
+            return read_marker(self.index) <= self.generation
         except QuintetError:
             return True  # nothing newer can be opened
+
+    @overload
+    def search(  # type: ignore[overload-overlap]  # a str is also a sequence
+        self,
+        query: Query,
+        *,
+        k: int = ...,
+        kind: Kind | None = ...,
+        where: Where | str | None = ...,
+        rerank: int | None = ...,
+    ) -> list[Hit]: ...
+    @overload
+    def search(
+        self,
+        query: Sequence[Query],
+        *,
+        k: int = ...,
+        kind: Kind | None = ...,
+        where: Where | str | None = ...,
+        rerank: int | None = ...,
+    ) -> list[list[Hit]]: ...
+
+    def search(
+        self,
+        query: Query | Sequence[Query],
+        *,
+        k: int = 20,
+        kind: Kind | None = None,
+        where: Where | str | None = None,
+        rerank: int | None = None,
+    ) -> list[Hit] | list[list[Hit]]:
+        """The k items that fit a query best, best first; of a list of queries, a list for each.
+
+        - `query`: a text (a string), an image (a PIL image), or the path of an image file (a `Path`).
+        - `kind`: "image" or "text"; images, unless the index holds only texts.
+        - `where`: a filter, such as 'path~"holiday/*" and year>=2024'.
+        - `rerank`: put this many candidates in the order of the whole score (see `search_text`).
+
+            hits = index.search("a dog in the snow", k=5, where="year>=2024")
+            print(hits[0].path, hits[0].score)
+        """
+        if isinstance(query, str | PILImage | os.PathLike):
+            return self.search([query], k=k, kind=kind, where=where, rerank=rerank)[0]
+        queries = list(query)
+        for each in queries:
+            if not isinstance(each, str | PILImage | os.PathLike):
+                raise SearchError(
+                    f"search for a text, a PIL image or the path of an image, not a {type(each).__name__}"
+                )
+        options: dict[str, Any] = {
+            "k": k,
+            "kind": kind or ("image" if self.manifest.counts["image"] else "text"),
+            "where": parse_where(where) if isinstance(where, str) else where,
+        }
+        texts = [each for each in queries if isinstance(each, str)]
+        images = [each for each in queries if not isinstance(each, str)]
+        opened = [each.convert("RGB") if isinstance(each, PILImage) else open_image(Path(each)) for each in images]
+        by_text = iter(self.search_text(texts, rerank=rerank, **options))
+        by_image = iter(self.search_image(opened, rerank=rerank, **options) if opened else [])
+        return [next(by_text) if isinstance(each, str) else next(by_image) for each in queries]
 
     def search_text(
         self,
@@ -81,7 +268,7 @@ class Searcher:
         """
         self._check(k, kind, rerank)
         for text in texts:
-            check_text(text, self.encoder.tokenizers)
+            check_query(text, self.encoder.tokenizers)
         codes = self.encoder.encode_texts(texts) if texts else []
         return self._search(codes, len(texts), "text", kind, k, where, rerank)
 
@@ -98,39 +285,42 @@ class Searcher:
         self._check(k, kind, rerank)
         self.encoder.require_views()
         prepared = [self.encoder.prepare(image) for image in images]
-        codes = self.encoder.encode_pictures(prepared) if prepared else []
+        codes = self.encoder.encode_images(prepared) if prepared else []
         return self._search(codes, len(images), "image", kind, k, where, rerank)
 
     def similar(self, item_id: str, *, k: int = 20, kind: Kind = "image", where: Where | None = None) -> list[Hit]:
         """The items of a kind nearest to one of the index, without itself."""
-        entry = self._stages.items.entry(item_id)
+        entry = self._opened.items.entry(item_id)
         self._check(k, kind, None)
         if not self.manifest.first:
             raise SearchError(_NO_EMBEDDING)
-        (hits,) = self._stages.nearest(self._stages.vector(entry), k + 1, kind, where)
-        return [hit for hit in hits if hit.item.id != item_id][:k]
+        first, codes = self.manifest.first, self._opened.codes[entry.item.kind]
+        known = {member: codes.codes(member, [entry.row], parts=("embedding",)) for member in first}
+        (near,) = self._opened.nearest(query_vectors(known, first).numpy(), k + 1, kind, where)
+        return [self._hit(*found) for found in near if found[0].item.id != item_id][:k]
 
     def explain(self, query: str, item_id: str) -> Explanation:
         """Which words of a text mattered for an item and, for cross-attention matchers, where they look."""
-        check_text(query, self.encoder.tokenizers)
-        entry = self._stages.items.entry(item_id)
+        check_query(query, self.encoder.tokenizers)
+        entry = self._opened.items.entry(item_id)
         members = self._rerank if self._rerank and entry.item.kind == "image" else self.manifest.first
         if not members:
             raise SearchError(_NO_EMBEDDING)
-        codes = {member: self._stages.tables[entry.item.kind].codes(member, [entry.place]) for member in members}
+        files = self._opened.codes[entry.item.kind]
+        codes = {member: files.codes(member, [entry.row]) for member in members}
         return explain(self.encoder, codes, query, entry.item.kind)
 
     def item(self, item_id: str) -> Item:
-        return self._stages.items.entry(item_id).item
+        return self._opened.items.entry(item_id).item
 
     def items(self, item_ids: Sequence[str]) -> dict[str, Item]:
         """Those of the ids that the index has."""
-        return {id_: entry.item for id_, entry in self._stages.items.entries(item_ids).items()}
+        return {id_: entry.item for id_, entry in self._opened.items.entries(item_ids).items()}
 
     def image_path(self, item_id: str) -> Path:
         """The image file of an item: it exists and lies inside an indexed folder, or this raises."""
-        entry = self._stages.items.entry(item_id)
-        path, top = self._place_of(entry)
+        entry = self._opened.items.entry(item_id)
+        path, top = self._file_of(entry)
         if not path.resolve().is_relative_to(top.resolve()):
             raise MissingImage(f"the image of item {item_id!r} lies outside the indexed folders")
         if not path.is_file():
@@ -139,14 +329,14 @@ class Searcher:
             )
         return path.resolve()
 
-    def _place_of(self, entry: Entry) -> tuple[Path, Path]:
+    def _file_of(self, entry: Entry) -> tuple[Path, Path]:
         """The image file, and the folder it must lie in."""
         item = entry.item
         if item.path is None or item.root is None:
             raise MissingImage(f"item {item.id!r} has no image file")
         root = self.manifest.roots[item.root]
         if root.kind == "shards":
-            return unpacked(self.index, entry), self.index / "pictures"
+            return unpacked(self.index, entry), self.index / "images"
         return Path(root.path) / item.path, Path(root.path)
 
     def describe(self) -> dict[str, Any]:
@@ -171,7 +361,7 @@ class Searcher:
         return any(isinstance(self.encoder.runs[number].matcher, ShowsAttention) for number in self._rerank)
 
     def close(self) -> None:
-        self._stages.close()
+        self._opened.close()
 
     def __enter__(self) -> Searcher:
         return self
@@ -186,22 +376,28 @@ class Searcher:
             return [[] for _ in range(queries)]
         if not self.manifest.first:
             self._require_scores(asked, kind)
-            entries = [entry for entry in self._stages.items.all(kind) if _fits(entry, where)]
-            return [self._in_order(codes, row, entries, kind)[:k] for row in range(queries)]
-        vectors = first_vectors(codes, self.manifest.first).numpy()
+            entries = self._opened.items.all(kind, where)
+            return [self._reranked(codes, row, entries, kind, k) for row in range(queries)]
+        vectors = query_vectors(codes, self.manifest.first).numpy()
         if rerank is None or asked == kind:
-            return self._stages.nearest(vectors, k, kind, where)
+            return [[self._hit(*found) for found in hits] for hits in self._opened.nearest(vectors, k, kind, where)]
         self._require_scores(asked, kind)
-        found = []
-        for row, hits in enumerate(self._stages.nearest(vectors, max(k, rerank), kind, where)):
-            entries = list(self._stages.items.entries([hit.item.id for hit in hits]).values())
-            found.append(self._in_order(codes, row, entries, kind)[:k])
-        return found
+        nearest = self._opened.nearest(vectors, max(k, rerank), kind, where)
+        return [self._reranked(codes, row, [entry for entry, _ in hits], kind, k) for row, hits in enumerate(nearest)]
 
-    def _in_order(self, codes: list[Codes], row: int, entries: Sequence[Entry], kind: Kind) -> list[Hit]:
+    def _reranked(self, codes: list[Codes], row: int, entries: Sequence[Entry], kind: Kind, k: int) -> list[Hit]:
         matchers = {member: self.encoder.runs[member].matcher for member in self._rerank}
         queries = {member: codes[member][row] for member in self._rerank}
-        return self._stages.in_order(matchers, queries, entries, kind)
+        return [self._hit(*found) for found in self._opened.rerank(matchers, queries, entries, kind)[:k]]
+
+    def _hit(self, entry: Entry, score: float) -> Hit:
+        try:
+            path, top = self._file_of(entry)
+        except MissingImage:
+            return Hit(entry.item, score)
+        # `image_path` also follows links and looks whether the file is there.
+        plain = os.path.normpath(path)
+        return Hit(entry.item, score, Path(plain) if plain.startswith(f"{top}/") else None)
 
     def _check(self, k: int, kind: str, rerank: int | None) -> None:
         if k < 1 or (rerank is not None and rerank < 1):
@@ -228,17 +424,13 @@ _NO_EMBEDDING = (
 
 def _shown(store: str) -> str:
     """An address for people, without the password that may be in it."""
-    return store if is_ours(store) else str(Address.parse(store))
-
-
-def _fits(entry: Entry, where: Where | None) -> bool:
-    return where is None or where.matches(entry.item.facts())
+    return store if is_own(store) else str(Address.parse(store))
 
 
 def _open_encoder(index: Path, manifest: Manifest, device: str) -> Encoder:
     runs = []
     for run in manifest.runs:
-        opened = open_run(index / "runs" / run.weights)
+        opened = load(index / "runs" / run.weights, device="cpu")
         if opened.weights_checksum != run.weights:
             raise StaleIndex(
                 f"the weights in {index / 'runs' / run.weights} are not those the index was built with; "
@@ -249,7 +441,8 @@ def _open_encoder(index: Path, manifest: Manifest, device: str) -> Encoder:
 
 
 def _number_of(manifest: Manifest, folder: Path) -> int:
-    weights = open_run(folder).weights_checksum
+    found, stage = locate(folder)
+    weights = file_checksum(find_weights(found, stage))
     for number, run in enumerate(manifest.runs):
         if run.weights == weights:
             return number
@@ -259,6 +452,21 @@ def _number_of(manifest: Manifest, folder: Path) -> int:
     )
 
 
-def open_index(index: Path | str, *, device: str = "auto", rerank_with: Path | str | None = None) -> Searcher:
-    """Open an index to search it: `Searcher.open`."""
-    return Searcher.open(index, device=device, rerank_with=rerank_with)
+def check_query(text: str, tokenizers: Sequence[Tokenizer]) -> None:
+    """Raise unless a text has words, not too many, and one that a tokenizer knows."""
+    words = text.split()
+    if not words:
+        raise EmptyQuery("the query is empty; say in a few words what the image should show")
+    if len(text) > LONGEST_TEXT or len(words) > MAX_WORDS:
+        raise QueryTooLong(
+            f"the query has {len(text):,} characters and {len(words):,} words; at most {LONGEST_TEXT:,} and "
+            f"{MAX_WORDS} are searched for: a text is enough"
+        )
+    if not any(_knows(tokenizer, text) for tokenizer in tokenizers):
+        shown = " ".join(words)[:100]
+        raise UnknownWords(f"the matcher knows no word of {shown!r}; it was trained on other words: try plain English")
+
+
+def _knows(tokenizer: Tokenizer, text: str) -> bool:
+    special = tokenizer.kinds().special
+    return any(id_ != tokenizer.unknown and not special[id_] for id_ in tokenizer.ids(text))

@@ -15,9 +15,9 @@ import pytest
 
 from quintet.search.stores import Store, file_address, open_store
 
-FOLDER_ENGINES = ["exact", "faiss-flat", "faiss-hnsw", "faiss-ivf"]
+LOCAL_ENGINES = ["local", "local-hnsw", "local-ivf"]
 ENGINES = [
-    *FOLDER_ENGINES,
+    *LOCAL_ENGINES,
     "milvus-lite",
     "milvus-lite-hnsw",
     "postgres-exact",
@@ -83,11 +83,12 @@ def new_address(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
 
     def make(engine: str) -> str:
         name, _, kind = engine.partition("-")
-        if name == "exact":
-            return file_address("exact", tmp_path_factory.mktemp("exact store?"))
-        if name == "faiss":
+        if name == "local":
+            address = file_address("local", tmp_path_factory.mktemp("local store?"))
+            if not kind:
+                return address
             pytest.importorskip("faiss", reason="no FAISS: pip install 'quintet[index]'")
-            return file_address("faiss", tmp_path_factory.mktemp("faiss")) + f"?kind={kind}"
+            return f"{address}?kind={kind}"
         own = f"t{os.getpid()}_{next(numbers)}"  # workers share a server
         if name == "postgres":
             return f"{request.getfixturevalue('postgres')}&table={own}&index={kind}"

@@ -302,7 +302,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["exact", "faiss-hnsw", "milvus-lite", "postgres-exact"])
+@pytest.mark.parametrize("engine", ["local", "local-hnsw", "milvus-lite", "postgres-exact"])
 def test_what_was_flushed_outlives_a_kill(new_address: Callable[[str], str], engine: str) -> None:
     address = new_address(engine)
     ended = subprocess.run([sys.executable, "-c", KILLED, address], capture_output=True, check=False)

@@ -8,23 +8,22 @@ import pytest
 
 from quintet.search.errors import StoreError
 from quintet.search.stores import file_address, open_store
-from quintet.search.stores.address import Address
+from quintet.search.stores.store import Address
 
 
 @pytest.mark.parametrize(
     ("address", "message"),
     [
-        ("exat:folder", "there is no store 'exat'; did you mean 'exact'"),
+        ("loca:folder", "there is no store 'loca'; did you mean 'local'"),
         ("postgressql://host/db", "did you mean 'postgresql'"),
         ("milvus+htp://host", r"did you mean 'milvus\+http'"),
-        ("redis://host", "choose one of: exact, faiss, milvus"),
-        ("folder", "is no address of a store; write for example exact:FOLDER"),
+        ("redis://host", "choose one of: local, milvus"),
+        ("folder", "is no address of a store; write for example local:FOLDER"),
         ("", "is no address"),
         (":folder", "is no address"),
-        ("exact:", "names no folder"),
-        ("exact:folder?kind=flat", "has no option 'kind'"),
-        ("faiss:folder?knd=flat", "did you mean 'kind'"),
-        ("faiss:folder?kind=hnws", "did you mean 'hnsw'"),
+        ("local:", "names no folder"),
+        ("local:folder?knd=flat", "did you mean 'kind'"),
+        ("local:folder?kind=hnws", "did you mean 'hnsw'"),
         ("milvus:folder/file", "is named FILE.db"),
         ("milvus:folder/file.db?index=ivf", "has no index 'ivf'; choose one of: flat, hnsw"),
         ("postgresql://host/db?index=ivf", "has no index 'ivf'; choose one of: exact, hnsw"),
@@ -39,18 +38,18 @@ def test_an_address_that_cannot_be_is_told_with_what_can(address: str, message: 
 
 def test_options_by_name_come_before_those_of_the_address(tmp_path: Path) -> None:
     pytest.importorskip("faiss")
-    store = open_store(file_address("faiss", tmp_path) + "?kind=flat", 2, create=True, kind="hnsw")
+    store = open_store(file_address("local", tmp_path) + "?kind=flat", 2, create=True, kind="hnsw")
     store.add(["a"], np.eye(2)[:1], [{}])
     store.close()
-    assert list(tmp_path.glob("index-*"))
+    assert list(tmp_path.glob("vectors/*.faiss"))
     with pytest.raises(StoreError, match="has no option 'tabel'; did you mean 'table'"):
         open_store("postgresql://host/db", tabel="t")
 
 
 def test_a_folder_may_have_any_name(tmp_path: Path) -> None:
     folder = tmp_path / "what? 100%25 #1 ü"
-    open_store(file_address("exact", folder), 2, create=True).close()
-    assert (folder / "store.json").is_file()
+    open_store(file_address("local", folder), 2, create=True).close()
+    assert (folder / "items.sqlite").is_file()
 
 
 def test_passwords_are_not_shown() -> None:
@@ -63,7 +62,7 @@ def test_passwords_are_not_shown() -> None:
 @pytest.mark.parametrize(
     ("address", "package", "extra"),
     [
-        ("faiss:{}/a", "faiss", "index"),
+        ("local:{}/a?kind=hnsw", "faiss", "index"),
         ("milvus:{}/a.db", "pymilvus", "milvus"),
         ("postgresql://{}", "psycopg", "pgvector"),
     ],

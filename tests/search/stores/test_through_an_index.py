@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from quintet.search.build import build_index
-from quintet.search.manifest import Manifest
+from quintet.search.index_folder import Manifest
+from quintet.search.indexing import build_index
 from quintet.search.searcher import Searcher
 from quintet.search.stores import parse_where
 

@@ -1,7 +1,6 @@
 """Stores: where vectors are kept and searched. One contract, one address each.
 
-exact:FOLDER                              every vector compared, nothing to install
-faiss:FOLDER[?kind=flat|hnsw|ivf]         FAISS, memory-mapped
+local:FOLDER[?kind=flat|hnsw|ivf]         a folder of ours: SQLite, a file of vectors, FAISS where there are many
 milvus:FILE.db[?collection=c]             Milvus Lite, embedded
 milvus+http://HOST:PORT[?collection=c]    a Milvus server
 postgresql://HOST/DATABASE[?table=t]      PostgreSQL with pgvector
@@ -15,16 +14,14 @@ from typing import Any
 
 from quintet.errors import suggest
 from quintet.search.errors import StoreError
-from quintet.search.stores.address import Address, file_address
-from quintet.search.stores.store import Store, StoreHit
+from quintet.search.stores.store import Address, Store, StoreHit, file_address
 from quintet.search.stores.where import Clause, Scalar, Where, parse_where
 
 __all__ = ["Clause", "Scalar", "Store", "StoreHit", "Where", "file_address", "open_store", "parse_where"]
 
 # Scheme to module and function; the module is imported when the scheme is first used.
 STORES = {
-    "exact": "exact:open_exact",
-    "faiss": "faiss_store:open_faiss",
+    "local": "local:open_local",
     "milvus": "milvus:open_lite",
     "milvus+http": "milvus:open_server",
     "milvus+https": "milvus:open_server",
@@ -38,17 +35,17 @@ def open_store(address: str, dim: int | None = None, *, create: bool = False, **
 
     Options are those of the address (`?kind=hnsw`), given here they come first.
     """
-    place = Address.parse(address)
-    if place.scheme not in STORES:
-        raise StoreError(f"there is no store {place.scheme!r:.80}; {suggest(place.scheme, STORES)}")
-    module, function = STORES[place.scheme].split(":")
+    target = Address.parse(address)
+    if target.scheme not in STORES:
+        raise StoreError(f"there is no store {target.scheme!r:.80}; {suggest(target.scheme, STORES)}")
+    module, function = STORES[target.scheme].split(":")
     opener = getattr(import_module(f"{__name__}.{module}"), function)
     parameters = inspect.signature(opener).parameters
     known = [name for name, parameter in parameters.items() if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
-    given = {**place.options, **options}
+    given = {**target.options, **options}
     # The options of a PostgreSQL address that are not ours belong to its driver.
-    for name in given if place.scheme not in ("postgresql", "postgres") else options:
+    for name in given if target.scheme not in ("postgresql", "postgres") else options:
         if name not in known:
-            raise StoreError(f"the store {place.scheme} has no option {name!r:.80}; {suggest(name, known)}")
-    store: Store = opener(place, dim, create, **{name: value for name, value in given.items() if name in known})
+            raise StoreError(f"the store {target.scheme} has no option {name!r:.80}; {suggest(name, known)}")
+    store: Store = opener(target, dim, create, **{name: value for name, value in given.items() if name in known})
     return store

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar
 from urllib.parse import unquote
 
 import numpy as np
 
 from quintet.errors import suggest
 from quintet.search.errors import StoreError, UnknownItem
-from quintet.search.stores.address import Address
-from quintet.search.stores.check import ID_BYTES, checked_items, checked_queries
-from quintet.search.stores.milvus_connection import LOAD_SECONDS, LiteConnection, MilvusConnection
 from quintet.search.stores.milvus_filter import expression, id_in, packed, unpacked
-from quintet.search.stores.patience import TIMEOUT, Patience, checked_timeout
-from quintet.search.stores.store import StoreHit
+from quintet.search.stores.retry import TIMEOUT, RetryPolicy, checked_timeout
+from quintet.search.stores.store import ID_BYTES, Address, StoreHit, checked_items, checked_queries, required
 from quintet.search.stores.where import FIELD, Scalar, Where
 
 MOST = 16_384  # results of one request, by Milvus's own limit
@@ -25,21 +25,96 @@ SENT_BYTES = 8 << 20  # in one request
 IDS = 1000  # in one request
 INDEXES = {"flat": {}, "hnsw": {"M": 32, "efConstruction": 100}}  # and how each is built
 SEARCH_WIDTH = 128  # HNSW's ef, at least
+LOAD_SECONDS = 300.0  # a server may take long to bring a large collection into memory
+
+
+class MilvusConnection:
+    """A connection to one collection: asked again when the server is away. A reading shows what was written before."""
+
+    def __init__(self, uri: str, collection: str, policy: RetryPolicy, token: str = "") -> None:
+        self.pymilvus, self._grpc = required("pymilvus", "milvus"), required("grpc", "milvus")
+        # It prints a trace of every error that it also raises; ours say what is needed.
+        logging.getLogger("pymilvus").setLevel(logging.CRITICAL)
+        self.collection, self.address, self._policy = collection, policy.address, policy
+        self._written, self._seen = 1, 0  # others may have written before
+        client = self.pymilvus.MilvusClient
+        # `dedicated`: closing this connection must not close another store's.
+        self.client = self.call(lambda left: client(uri, token=token, timeout=left / 2, dedicated=True))
+
+    def ask(self, what: str, within: float | None = None, **arguments: Any) -> Any:
+        """Call a method of the client on the collection."""
+        method = getattr(self.client, what)
+        # Half of the time: the driver may begin a last attempt just before its limit.
+        return self.call(lambda left: method(self.collection, timeout=left / 2, **arguments), within)
+
+    def write(self, what: str, **arguments: Any) -> None:
+        self.ask(what, **arguments)
+        self._written += 1
+
+    def read(self, what: str, **arguments: Any) -> Any:
+        """Only the first reading after a change waits until the server shows it: up to a fifth of a second."""
+        written = self._written
+        level = "Strong" if self._seen < written else "Eventually"
+        found = self.ask(what, consistency_level=level, **arguments)
+        self._seen = max(self._seen, written)
+        return found
+
+    def call(self, action: Callable[[float], Any], within: float | None = None) -> Any:
+        errors = (self.pymilvus.MilvusException, self._grpc.RpcError)
+        return self._policy.call(action, errors, self._may_pass, within)
+
+    def close(self) -> None:
+        self.client.close()
+
+    def _may_pass(self, error: Exception) -> bool:
+        """Errors of the connection have a code of gRPC, or 2 while it is made; the driver's own limit has none."""
+        if isinstance(error, self.pymilvus.MilvusException):
+            lost = isinstance(error.code, self._grpc.StatusCode) or error.code == 2
+            return lost or "Retry timeout" in error.message
+        return True
+
+
+class LiteConnection(MilvusConnection):
+    """Lite serves a file from threads of this process and locks it meanwhile; its last store gives it back."""
+
+    _users: ClassVar[Counter[str]] = Counter()
+    _lock: ClassVar = threading.Lock()
+
+    def __init__(self, path: str, collection: str, policy: RetryPolicy) -> None:
+        self._manager = required("milvus_lite.server_manager", "milvus").server_manager_instance
+        self._path = path
+        with self._lock:
+            self._users[path] += 1
+        try:
+            super().__init__(path, collection, policy)
+        except BaseException:
+            self._release()
+            raise
+
+    def close(self) -> None:
+        super().close()
+        self._release()
+
+    def _release(self) -> None:
+        with self._lock:
+            self._users[self._path] -= 1
+            if not self._users[self._path]:
+                self._manager.release_server(self._path)
 
 
 class MilvusStore:
-    def __init__(self, line: MilvusConnection, dim: int | None, create: bool, index: str) -> None:
-        self._line = line
-        if not line.ask("has_collection"):
+    def __init__(self, connection: MilvusConnection, dim: int | None, create: bool, index: str) -> None:
+        self._connection = connection
+        if not connection.ask("has_collection"):
             if not create:
                 raise StoreError(
-                    f"{line.address} has no collection {line.collection!r}; check the address, or create it"
+                    f"{connection.address} has no collection {connection.collection!r}; check the address, or create it"
                 )
             self._create(dim, index)
         self.dim, self._index = self._described_dim(), self._described_index()
         if dim is not None and dim != self.dim:
-            raise StoreError(f"the store {line.address} holds vectors of {self.dim} numbers, not of {dim}")
-        line.ask("load_collection", within=LOAD_SECONDS)
+            raise StoreError(f"the store {connection.address} holds vectors of {self.dim} numbers, not of {dim}")
+        connection.ask("load_collection", within=LOAD_SECONDS)
 
     def add(self, ids: Sequence[str], vectors: np.ndarray, metadata: Sequence[Mapping[str, Scalar]]) -> None:
         ids, vectors, items = checked_items(ids, vectors, metadata, self.dim)
@@ -49,13 +124,13 @@ class MilvusStore:
         ]
         step = max(1, SENT_BYTES // (4 * self.dim + 1000))
         for start in range(0, len(rows), step):
-            self._line.write("upsert", data=rows[start : start + step])
+            self._connection.write("upsert", data=rows[start : start + step])
 
     def delete(self, ids: Iterable[str]) -> int:
         # The server counts what it was asked to delete, Lite what it is told: what is there is asked for first.
         there = [row["id"] for row in self._rows_of(list(dict.fromkeys(ids)), ["id"])]
         for start in range(0, len(there), IDS):
-            self._line.write("delete", filter=id_in(there[start : start + IDS]))
+            self._connection.write("delete", filter=id_in(there[start : start + IDS]))
         return len(there)
 
     def search(self, vectors: np.ndarray, k: int, where: Where | None = None) -> list[list[StoreHit]]:
@@ -72,7 +147,7 @@ class MilvusStore:
         found = {row["id"]: unpacked(row["metadata"]) for row in self._rows_of(list(dict.fromkeys(ids)), ["metadata"])}
         for id_ in ids:
             if id_ not in found:
-                raise UnknownItem(f"the store {self._line.address} has no item {id_!r:.80}")
+                raise UnknownItem(f"the store {self._connection.address} has no item {id_!r:.80}")
         return [dict(found[id_]) for id_ in ids]
 
     def ids(self) -> list[str]:
@@ -82,17 +157,17 @@ class MilvusStore:
         return self._count("")
 
     def flush(self) -> None:
-        self._line.ask("flush")
+        self._connection.ask("flush")
 
     def close(self) -> None:
-        self._line.close()
+        self._connection.close()
 
     # Inside
 
     def _nearest(self, queries: np.ndarray, m: int, filter_: str, left: Where | None) -> list[list[dict[str, Any]]]:
         """Up to m for each query; with what is needed to decide what Milvus could not."""
         parameters = {"ef": max(SEARCH_WIDTH, 2 * m)} if self._index == "hnsw" else {}
-        return self._line.read(
+        return self._connection.read(
             "search",
             data=list(queries),
             limit=m,
@@ -134,45 +209,45 @@ class MilvusStore:
         return [
             row
             for start in range(0, len(ids), IDS)
-            for row in self._line.read("query", filter=id_in(ids[start : start + IDS]), output_fields=fields)
+            for row in self._connection.read("query", filter=id_in(ids[start : start + IDS]), output_fields=fields)
         ]
 
     def _all(self, filter_: str, fields: list[str]) -> Iterator[dict[str, Any]]:
         batch = max(1, min(MOST, SENT_BYTES // (4 * self.dim))) if "vector" in fields else MOST
         self._count("")  # an iterator sees what a reading before it saw
-        iterator = self._line.ask("query_iterator", batch_size=batch, filter=filter_, output_fields=fields)
+        iterator = self._connection.ask("query_iterator", batch_size=batch, filter=filter_, output_fields=fields)
         try:
-            while rows := self._line.persist(lambda left: iterator.next()):
+            while rows := self._connection.call(lambda left: iterator.next()):
                 yield from rows
         finally:
             iterator.close()
 
     def _count(self, filter_: str) -> int:
-        return int(self._line.read("query", filter=filter_, output_fields=["count(*)"])[0]["count(*)"])
+        return int(self._connection.read("query", filter=filter_, output_fields=["count(*)"])[0]["count(*)"])
 
     def _create(self, dim: int | None, kind: str) -> None:
         if dim is None or dim < 1:
-            raise StoreError(f"to create the store {self._line.address}, say how many numbers a vector has (dim)")
-        types = self._line.pymilvus.DataType
-        schema = self._line.client.create_schema(auto_id=False, enable_dynamic_field=False)
+            raise StoreError(f"to create the store {self._connection.address}, say how many numbers a vector has (dim)")
+        types = self._connection.pymilvus.DataType
+        schema = self._connection.client.create_schema(auto_id=False, enable_dynamic_field=False)
         schema.add_field("id", types.VARCHAR, is_primary=True, max_length=ID_BYTES)
         schema.add_field("vector", types.FLOAT_VECTOR, dim=dim)
         schema.add_field("metadata", types.JSON)
-        index = self._line.client.prepare_index_params()
+        index = self._connection.client.prepare_index_params()
         index.add_index("vector", index_type=kind.upper(), metric_type="IP", params=INDEXES[kind])
-        self._line.ask("create_collection", within=LOAD_SECONDS, schema=schema, index_params=index)
+        self._connection.ask("create_collection", within=LOAD_SECONDS, schema=schema, index_params=index)
 
     def _described_dim(self) -> int:
-        fields = {field["name"]: field for field in self._line.ask("describe_collection")["fields"]}
+        fields = {field["name"]: field for field in self._connection.ask("describe_collection")["fields"]}
         if not {"id", "vector", "metadata"} <= set(fields):
             raise StoreError(
-                f"the collection {self._line.collection!r} of {self._line.address} is not one of Quintet's"
+                f"the collection {self._connection.collection!r} of {self._connection.address} is not one of Quintet's"
             )
         return int(fields["vector"]["params"]["dim"])
 
     def _described_index(self) -> str:
-        name = self._line.ask("list_indexes")[0]
-        return str(self._line.ask("describe_index", index_name=name)["index_type"]).lower()
+        name = self._connection.ask("list_indexes")[0]
+        return str(self._connection.ask("describe_index", index_name=name)["index_type"]).lower()
 
 
 def open_lite(
@@ -186,14 +261,14 @@ def open_lite(
     _check(collection, index)
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        line = LiteConnection(str(path), collection, Patience(str(address)))
+        connection = LiteConnection(str(path), collection, RetryPolicy(str(address)))
     except StoreError as error:
         if "Open local milvus failed" not in str(error):
             raise
         raise StoreError(
             f"the Milvus file {path} cannot be opened: another process has it open (Lite allows one), or it is damaged"
         ) from error
-    return _open(line, dim, create, index)
+    return _open(connection, dim, create, index)
 
 
 def open_server(
@@ -207,17 +282,17 @@ def open_server(
 ) -> MilvusStore:
     """Name and password, where the server wants them, stand before the host: milvus+https://NAME:PASSWORD@HOST."""
     _check(collection, index)
-    patience = Patience(str(address), checked_timeout(timeout))
-    secret, _, place = address.place.removeprefix("//").rpartition("@")
-    uri = f"{address.scheme.removeprefix('milvus+')}://{place}"
-    return _open(MilvusConnection(uri, collection, patience, unquote(secret)), dim, create, index)
+    policy = RetryPolicy(str(address), checked_timeout(timeout))
+    secret, _, host = address.location.removeprefix("//").rpartition("@")
+    uri = f"{address.scheme.removeprefix('milvus+')}://{host}"
+    return _open(MilvusConnection(uri, collection, policy, unquote(secret)), dim, create, index)
 
 
-def _open(line: MilvusConnection, dim: int | None, create: bool, index: str) -> MilvusStore:
+def _open(connection: MilvusConnection, dim: int | None, create: bool, index: str) -> MilvusStore:
     try:
-        return MilvusStore(line, dim, create, index)
+        return MilvusStore(connection, dim, create, index)
     except BaseException:
-        line.close()
+        connection.close()
         raise
 
 

@@ -2,29 +2,40 @@
 
 from __future__ import annotations
 
+import json
+import os
+import queue
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+import socket
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from math import ceil
+from typing import Any, TypeVar
 from urllib.parse import urlencode
 
 import numpy as np
 
 from quintet.errors import suggest
 from quintet.search.errors import StoreError, UnknownItem
-from quintet.search.stores.address import Address
-from quintet.search.stores.check import checked_items, checked_queries
-from quintet.search.stores.extras import required
-from quintet.search.stores.patience import TIMEOUT, Patience, checked_timeout
-from quintet.search.stores.postgres_filter import condition
-from quintet.search.stores.postgres_pool import Pool
-from quintet.search.stores.store import StoreHit
-from quintet.search.stores.where import LARGEST_INTEGER, Scalar, Where
+from quintet.search.stores.retry import TIMEOUT, RetryPolicy, checked_timeout
+from quintet.search.stores.store import Address, StoreHit, checked_items, checked_queries, required
+from quintet.search.stores.where import LARGEST_INTEGER, Clause, Scalar, Where, kind_of
 
+T = TypeVar("T")
+IDLE = 16  # connections that are kept
 TABLE = re.compile(r"([A-Za-z_][A-Za-z0-9_]{0,62}\.)?[A-Za-z_][A-Za-z0-9_]{0,47}")  # room for the indexes' names
 INDEXES = ("exact", "hnsw")
 MOST_DIMENSIONS = 2000  # of pgvector's HNSW
 SEARCH_WIDTH, WIDEST = 128, 1000  # hnsw.ef_search: at least, at most
 BUILD_SECONDS = 24 * 3600.0  # an index of millions takes its time
+SIGNS = {"=": "=", "!=": "<>", "<": "<", "<=": "<=", ">": ">", ">=": ">=", "~": "LIKE"}
+# How jsonb calls a kind, and how its text is compared: strings by code point, as Python does.
+KINDS = {
+    str: ("string", '(metadata->>%s) COLLATE "C" {} %s'),
+    float: ("number", "(metadata->>%s)::numeric {} %s::numeric"),
+    bool: ("boolean", "(metadata->>%s)::boolean {} %s"),
+}
 
 
 class PostgresStore:
@@ -194,10 +205,128 @@ def open_postgres(
     if index not in INDEXES:
         raise StoreError(f"a PostgreSQL store has no index {index!r:.80}; {suggest(index, INDEXES)}")
     theirs = {name: value for name, value in address.options.items() if name not in ("table", "index", "timeout")}
-    uri = f"postgresql:{address.place}" + (f"?{urlencode(theirs)}" if theirs else "")
-    pool = Pool(uri, Patience(str(address), checked_timeout(timeout)))
+    uri = f"postgresql:{address.location}" + (f"?{urlencode(theirs)}" if theirs else "")
+    pool = Pool(uri, RetryPolicy(str(address), checked_timeout(timeout)))
     try:
         return PostgresStore(pool, address, table, dim, create, index=index)
     except BaseException:
         pool.close()
         raise
+
+
+# Filters in SQL. Every value, field names too, is a parameter; nothing of a filter becomes part of the statement
+
+
+def condition(where: Where | None) -> tuple[str, list[Any]]:
+    """For a WHERE, and its parameters.
+
+    >>> from quintet.search.stores.where import parse_where
+    >>> condition(parse_where('kind=image'))
+    ('(metadata @> %s::jsonb)', ['{"kind": "image"}'])
+    """
+    parts: list[str] = []
+    values: list[Any] = []
+    for clause in () if where is None else where.clauses:
+        readings = [_comparison(clause, reading) for reading in clause.readings]
+        parts.append("(" + " OR ".join(text for text, _ in readings) + ")")
+        values += [value for _, some in readings for value in some]
+    return " AND ".join(parts) or "true", values
+
+
+def _comparison(clause: Clause, reading: Scalar) -> tuple[str, list[Any]]:
+    if clause.operator == "=":  # an index on the whole of the metadata serves it
+        return "metadata @> %s::jsonb", [json.dumps({clause.field: reading})]
+    kind, comparison = KINDS[kind_of(reading)]
+    value: Any = reading
+    if clause.operator == "~":
+        value = _like(clause.literal)
+    elif kind == "number":
+        value = repr(reading)
+    # CASE, because the parts of an AND may be computed in any order, and a cast of a text to a number fails.
+    text = f"CASE WHEN jsonb_typeof(metadata->%s) = '{kind}' THEN {comparison.format(SIGNS[clause.operator])} "
+    return text + "ELSE false END", [clause.field, clause.field, value]
+
+
+def _like(pattern: str) -> str:
+    r"""
+    >>> _like("100%*")
+    '100\\%%'
+    """
+    for letter in "\\%_":
+        pattern = pattern.replace(letter, "\\" + letter)
+    return pattern.replace("*", "%").replace("?", "_")
+
+
+# Connections: one for each thread that asks, given up when the server stays silent
+
+
+class Pool:
+    """`run` calls a function with a connection and tries again, within limits, when the server is away."""
+
+    def __init__(self, uri: str, policy: RetryPolicy) -> None:
+        self._psycopg = required("psycopg", "pgvector")
+        self._register = required("pgvector.psycopg", "pgvector").register_vector
+        self._uri, self._policy = uri, policy
+        self._idle: queue.LifoQueue[Any] = queue.LifoQueue(IDLE)
+        self._closed = False
+
+    def run(self, action: Callable[[Any], T], *, timeout: float | None = None, vectors: bool = True) -> T:
+        """`vectors`: the connection knows pgvector's type, which has to exist by then."""
+
+        def once(left: float) -> T:
+            with self._connection(left, vectors) as connection, _time_limit(connection, left):
+                return action(connection)
+
+        return self._policy.call(once, (self._psycopg.Error,), self._may_pass, timeout)
+
+    def close(self) -> None:
+        self._closed = True
+        with suppress(queue.Empty):
+            while True:
+                self._idle.get_nowait().close()
+
+    @contextmanager
+    def _connection(self, left: float, vectors: bool) -> Iterator[Any]:
+        try:
+            connection = self._idle.get_nowait()
+        except queue.Empty:
+            connection = self._psycopg.connect(self._uri, autocommit=True, connect_timeout=ceil(left))
+        try:
+            if vectors and connection.adapters.types.get("vector") is None:
+                self._register(connection)
+            yield connection
+        except BaseException:  # in what state it is, nobody knows
+            connection.close()
+            raise
+        self._keep(connection)
+
+    def _keep(self, connection: Any) -> None:
+        try:
+            if self._closed:
+                raise queue.Full
+            self._idle.put_nowait(connection)
+        except queue.Full:
+            connection.close()
+
+    def _may_pass(self, error: Exception) -> bool:
+        """A connection that is refused or lost; not a statement that the server understood and refused."""
+        away = isinstance(error, self._psycopg.OperationalError | self._psycopg.InterfaceError)
+        # Class 08 is about connections, 57 about a server that is being stopped or took too long.
+        return away and (error.sqlstate is None or error.sqlstate[:2] in ("08", "57"))  # type: ignore[attr-defined]
+
+
+@contextmanager
+def _time_limit(connection: Any, seconds: float) -> Iterator[None]:
+    """Cut the connection after so long: waiting for a server that is frozen, or gone without a word, has no end."""
+    end = threading.Timer(seconds, _cut, [connection])
+    end.daemon = True
+    end.start()
+    try:
+        yield
+    finally:
+        end.cancel()
+
+
+def _cut(connection: Any) -> None:
+    with suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as line:
+        line.shutdown(socket.SHUT_RDWR)

@@ -1,14 +1,25 @@
-"""What every store does: vectors by id, the nearest by inner product, filters."""
+"""What every store does: vectors by id, the nearest by inner product, filters. And what all of them share."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from importlib import import_module
+from math import isfinite
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 import numpy as np
 
-from quintet.search.stores.where import Scalar, Where
+from quintet.search.errors import SearchError, StoreError
+from quintet.search.stores.where import FIELD, LARGEST_INTEGER, Scalar, Where
+
+PASSWORD = re.compile(r"(?<=:)[^:@/]*(?=@)")
+ID_BYTES = 1024  # the smallest limit among the engines is some 2,700 for a key
+METADATA_BYTES = 60_000  # Milvus allows 65,536 for a JSON field
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,3 +61,139 @@ class Store(Protocol):
     def flush(self) -> None: ...
 
     def close(self) -> None: ...
+
+
+# Addresses: where a store is
+
+
+@dataclass(frozen=True)
+class Address:
+    """
+    >>> Address.parse("local:holiday/vectors?kind=hnsw")
+    Address(scheme='local', location='holiday/vectors', options={'kind': 'hnsw'})
+    >>> str(Address.parse("postgresql://me:secret@db/images?table=t"))
+    'postgresql://me:***@db/images?table=t'
+    """
+
+    scheme: str
+    location: str
+    options: dict[str, str]
+
+    @staticmethod
+    def parse(text: str) -> Address:
+        scheme, colon, rest = text.partition(":")
+        if not colon or not scheme:
+            raise StoreError(
+                f"{text!r:.200} is no address of a store; write for example local:FOLDER, milvus:FILE.db, "
+                "milvus+http://HOST:PORT or postgresql://HOST/DATABASE"
+            )
+        location, _, query = rest.partition("?")
+        return Address(scheme.lower(), location, dict(parse_qsl(query, keep_blank_values=True)))
+
+    def path(self) -> Path:
+        """The location as a folder or file; `%3F` stands for a question mark."""
+        if not self.location:
+            raise StoreError(f"the address {self} names no folder or file")
+        return Path(unquote(self.location)).expanduser()
+
+    def __str__(self) -> str:
+        """For people: without the password."""
+        options = {name: "***" if name == "password" else value for name, value in self.options.items()}
+        query = f"?{urlencode(options, safe='/*')}" if options else ""
+        return f"{self.scheme}:{PASSWORD.sub('***', self.location)}{query}"
+
+
+def file_address(scheme: str, path: Path) -> str:
+    """The address of a store in a folder or file, whatever its name.
+
+    >>> file_address("local", Path("what now?"))
+    'local:what%20now%3F'
+    """
+    return f"{scheme}:{quote(str(path))}"
+
+
+def required(package: str, extra: str) -> Any:
+    """The module, or an error that says how to install it."""
+    try:
+        return import_module(package)
+    except ImportError as error:
+        raise StoreError(f"this store needs the extra `{extra}`: `pip install 'quintet[{extra}]'` ({error})") from None
+
+
+# What may enter a store, checked in one place, so that every engine accepts and refuses the same
+
+
+def checked_items(
+    ids: Sequence[str], vectors: np.ndarray, metadata: Sequence[Mapping[str, Scalar]], dim: int
+) -> tuple[list[str], np.ndarray, list[dict[str, Scalar]]]:
+    """Ids without repetition (the last one stays), their vectors (n, dim) in float32, their metadata."""
+    vectors = _shaped(vectors, dim)
+    if not len(ids) == len(vectors) == len(metadata):
+        raise StoreError(f"{len(ids)} ids, {len(vectors)} vectors and {len(metadata)} metadata do not belong together")
+    for id_ in ids:
+        _check_id(id_)
+    _check_finite(vectors, lambda row: f"item {ids[row]!r:.80}")
+    items = [_checked_metadata(id_, fields) for id_, fields in zip(ids, metadata, strict=True)]
+    last = {id_: row for row, id_ in enumerate(ids)}
+    if len(last) == len(ids):
+        return list(ids), vectors, items
+    rows = list(last.values())
+    return list(last), vectors[rows], [items[row] for row in rows]
+
+
+def checked_queries(vectors: np.ndarray, dim: int, k: int) -> np.ndarray:
+    if k < 1:
+        raise SearchError(f"a search returns at least one item: k must be 1 or more, got {k}")
+    vectors = _shaped(vectors, dim)
+    _check_finite(vectors, lambda row: f"query {row}")
+    return vectors
+
+
+def _shaped(vectors: np.ndarray, dim: int) -> np.ndarray:
+    """(n, dim) in float32."""
+    with np.errstate(over="ignore"):  # a number too large for float32 becomes infinite, which is refused next
+        vectors = np.ascontiguousarray(vectors, dtype=np.float32)
+    if vectors.ndim != 2 or vectors.shape[1] != dim:
+        raise StoreError(f"the store holds vectors of {dim} numbers; expected (n, {dim}), got {vectors.shape}")
+    return vectors
+
+
+def _check_finite(vectors: np.ndarray, name: Callable[[int], str]) -> None:
+    finite = np.isfinite(vectors)
+    if not finite.all():
+        row = int(np.flatnonzero(~finite.all(axis=1))[0])
+        raise StoreError(f"the vector of {name(row)} holds NaN or infinity; a matcher that gives these is broken")
+
+
+def _check_id(id_: str) -> None:
+    if not isinstance(id_, str) or not id_ or not is_text(id_) or len(id_.encode()) > ID_BYTES:
+        raise StoreError(f"an id is a text of 1 to {ID_BYTES} bytes without NUL characters, not {id_!r:.80}")
+
+
+def _checked_metadata(id_: str, fields: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    for name, value in fields.items():
+        if not isinstance(name, str) or not FIELD.fullmatch(name):
+            raise StoreError(
+                f"item {id_!r:.80}: a metadata field is named by letters, digits and underscores, not {name!r:.80}"
+            )
+        if not _storable(value):
+            raise StoreError(
+                f"item {id_!r:.80}: metadata {name} must be a text without NUL, a finite number (integers up to 2^53) "
+                f"or a boolean, not {value!r:.80}"
+            )
+    if len(json.dumps(dict(fields), ensure_ascii=False).encode()) > METADATA_BYTES:
+        raise StoreError(f"item {id_!r:.80}: its metadata take more than {METADATA_BYTES} bytes")
+    return dict(fields)
+
+
+def _storable(value: object) -> bool:
+    if isinstance(value, str):
+        return is_text(value)
+    if isinstance(value, int):  # booleans too
+        return abs(value) <= LARGEST_INTEGER
+    return isinstance(value, float) and isfinite(value)
+
+
+def is_text(value: str) -> bool:
+    """Whether every engine can hold it: no NUL, no half of a surrogate pair."""
+    return "\0" not in value and not any("\ud800" <= letter <= "\udfff" for letter in value)

@@ -16,17 +16,17 @@ TIMEOUT = 30.0  # seconds, of one operation with all its attempts
 
 
 @dataclass(frozen=True)
-class Patience:
+class RetryPolicy:
     """`address` is for the message, without a password."""
 
     address: str
     timeout: float = TIMEOUT
 
-    def persist(
+    def call(
         self,
         action: Callable[[float], T],
         errors: tuple[type[Exception], ...],
-        passing: Callable[[Exception], bool] = lambda error: True,
+        may_pass: Callable[[Exception], bool] = lambda error: True,
         timeout: float | None = None,
     ) -> T:
         """Call `action(seconds left)`. An error that may pass is tried again; others are told at once."""
@@ -36,7 +36,7 @@ class Patience:
             try:
                 return action(deadline - time.monotonic())
             except errors as error:
-                if not passing(error):
+                if not may_pass(error):
                     raise StoreError(f"the store at {self.address} refused: {first_line(error)}") from error
                 pause, last = FIRST_PAUSE * 2**attempt, error
             if attempt + 1 == ATTEMPTS or time.monotonic() + pause >= deadline:

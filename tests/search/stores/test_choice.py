@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from quintet.search import build as build_module
-from quintet.search.build import build_index
+from quintet.search import indexing as build_module
 from quintet.search.errors import SearchError, StoreError, StoreUnavailable
-from quintet.search.manifest import Manifest
+from quintet.search.index_folder import Manifest
+from quintet.search.indexing import build_index
 from quintet.search.searcher import Searcher
-from quintet.search.store_choice import PASSWORD_VARIABLE, choose_store, store_address
 from quintet.search.stores import file_address
-from quintet.search.stores.address import Address
+from quintet.search.stores.choice import PASSWORD_VARIABLE, choose_store, faiss_kind, store_address
+from quintet.search.stores.store import Address
 
 QUERY = "a red dog runs"
 
@@ -23,11 +23,15 @@ def no_password(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_auto_means() -> None:
-    assert choose_store("auto", 100, "me") == "exact"
+    assert choose_store("auto", 100_000, "me") == "exact"
     assert choose_store("auto", 10**6, "me") == "faiss"
     assert choose_store("faiss?kind=flat", 3, "me") == "faiss?kind=flat"
     with pytest.raises(SearchError, match="no store"):
         choose_store("milvus", 3, "me")
+    for store in ("faiss?kind=best", "faiss?knd=hnsw", "exact?kind=hnsw"):
+        with pytest.raises(StoreError, match="has no"):
+            choose_store(store, 3, "me")
+    assert [faiss_kind(store, 10**6) for store in ("exact", "faiss", "faiss?kind=hnsw")] == ["flat", "ivf", "hnsw"]
 
 
 def test_a_store_in_a_file_is_found_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,12 +42,12 @@ def test_a_store_in_a_file_is_found_from_anywhere(tmp_path: Path, monkeypatch: p
     assert chosen.endswith("&sslmode=require")
 
 
-ENGINES = ["exact:folder", "milvus:all.db", "milvus+http://host:1?collection=c", "postgresql://h/db"]
+ENGINES = ["local:folder", "milvus:all.db", "milvus+http://host:1?collection=c", "postgresql://h/db"]
 
 
-@pytest.mark.parametrize("store", ["exact", "faiss?kind=hnsw", *ENGINES])
+@pytest.mark.parametrize("store", ENGINES)
 def test_images_and_texts_are_kept_apart_in_every_store(store: str) -> None:
-    assert store_address(store, Path("g"), "image") != store_address(store, Path("g"), "text")
+    assert store_address(store, "image") != store_address(store, "text")
 
 
 @pytest.mark.parametrize("store", ENGINES)
@@ -64,11 +68,11 @@ def test_a_password_is_not_taken_into_an_index(store: str) -> None:
 def test_a_password_comes_from_the_environment_and_goes_to_servers_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(PASSWORD_VARIABLE, "p@ss:w/rd")
     for store in ("postgresql://me@h/db", "postgresql://me:@h/db", "milvus+https://me@h"):
-        address = store_address(choose_store(store, 3, "me"), Path("g"), "image")
+        address = store_address(choose_store(store, 3, "me"), "image")
         assert "//me:p%40ss%3Aw%2Frd@h" in address
         assert "p%40" not in str(Address.parse(address))
-    for store in ("postgresql://h/db", "milvus+http://h", "milvus:a:b@c.db", "exact:x@y", "exact"):
-        address = store_address(choose_store(store, 3, "me"), Path("g"), "image")
+    for store in ("postgresql://h/db", "milvus+http://h", "milvus:a:b@c.db", "local:x@y"):
+        address = store_address(choose_store(store, 3, "me"), "image")
         assert "rd@" not in address
 
 
@@ -81,7 +85,7 @@ def find(index: Path) -> list[tuple[str, float]]:
 def test_two_indexes_in_one_engine_do_not_harm_each_other(
     vse: Path, pictures: Path, make_images: Any, tmp_path: Path
 ) -> None:
-    address = file_address("exact", tmp_path / "engine")
+    address = file_address("local", tmp_path / "engine")
     build_index(vse, [pictures], tmp_path / "one", store=address, device="cpu")
     before = find(tmp_path / "one")
     make_images(tmp_path / "others", count=4, seed=7)
@@ -102,7 +106,7 @@ def test_other_runs_do_not_overwrite_the_vectors_that_serve(
     vse: Path, make_run: Any, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another dimension too: an engine's table has one."""
-    address = file_address("exact", tmp_path / "engine")
+    address = file_address("local", tmp_path / "engine")
     build_index(vse, [pictures], tmp_path / "index", store=address, device="cpu")
     before = find(tmp_path / "index")
     other = make_run("vse++", seed=9, word_dim=6, embed_dim=12)
@@ -111,7 +115,7 @@ def test_other_runs_do_not_overwrite_the_vectors_that_serve(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Manifest, "write", stop)
+        patch.setattr(Manifest, "put", stop)
         with pytest.raises(KeyboardInterrupt):
             build_index(other, [pictures], tmp_path / "index", store=address, device="cpu", overwrite=True)
     assert find(tmp_path / "index") == before
@@ -131,7 +135,7 @@ def test_a_store_that_cannot_be_is_told_before_anything_is_encoded(
     vse: Path, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: str, error: type[Exception]
 ) -> None:
     pytest.importorskip("psycopg" if store.startswith("postgresql") else "faiss")
-    monkeypatch.setattr(build_module, "ImageCoder", lambda *_, **__: pytest.fail("began to encode"))
+    monkeypatch.setattr(build_module, "ImageEncoder", lambda *_, **__: pytest.fail("began to encode"))
     with pytest.raises(error):
         build_index(vse, [pictures], tmp_path / "index", store=store, device="cpu")
     assert not list((tmp_path / "index").glob(".*"))

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from quintet.files import read_json
 from quintet.search.errors import StoreError
-from quintet.search.stores import Store, file_address, open_store, parse_where
-from quintet.search.stores.vectors import Vectors
+from quintet.search.stores import Store, StoreHit, Where, file_address, open_store, parse_where
+from quintet.search.stores.local import KIND, LocalStore
+from quintet.search.vector_search import VectorSearch
+from quintet.search.vectors import Vectors
 
 pytest.importorskip("faiss", reason="no FAISS: pip install 'quintet[index]'")
 DIM = 16
@@ -24,7 +26,7 @@ def clustered(n: int, seed: int = 0) -> np.ndarray:
 
 
 def made(folder: Path, kind: str, n: int = 4000) -> Store:
-    store = open_store(file_address("faiss", folder), DIM, create=True, kind=kind)
+    store = open_store(file_address("local", folder), DIM, create=True, kind=kind)
     add(store, 0, n)
     store.flush()
     return store
@@ -36,11 +38,31 @@ def add(store: Store, start: int, end: int) -> None:
     store.add([f"{number:06}" for number in range(start, end)], vectors, metadata)
 
 
-def exact(folder: Path) -> Store:
-    return open_store(file_address("exact", folder))
+class Exact:
+    """Every vector compared, whatever index there is: the plain twin."""
+
+    def __init__(self, folder: Path) -> None:
+        store = open_store(file_address("local", folder))
+        assert isinstance(store, LocalStore)
+        self.store, found = store, store._now()
+        self.search_all = VectorSearch(store._database, KIND, found.vectors)
+
+    def search(self, queries: np.ndarray, k: int, where: Where | None = None) -> list[list[StoreHit]]:
+        found = self.search_all.search(queries, k, where)
+        return [[StoreHit(entry.item.id, score) for entry, score in hits] for hits in found]
 
 
-def recall(found: Store, truth: Store, where: str | None = None) -> float:
+def exact(folder: Path) -> Exact:
+    return Exact(folder)
+
+
+def notes(folder: Path) -> dict[str, Any]:
+    store = open_store(file_address("local", folder))
+    assert isinstance(store, LocalStore)
+    return dict(store._database.head("faiss") or {})
+
+
+def recall(found: Store, truth: Exact, where: str | None = None) -> float:
     queries, filter_ = clustered(50, seed=7), parse_where(where) if where else None
     pairs = zip(found.search(queries, 10, filter_), truth.search(queries, 10, filter_), strict=True)
     return float(np.mean([len({hit.id for hit in a} & {hit.id for hit in b}) / len(b) for a, b in pairs]))
@@ -49,8 +71,8 @@ def recall(found: Store, truth: Store, where: str | None = None) -> float:
 @pytest.mark.parametrize("kind", ["hnsw", "ivf"])
 def test_an_index_finds_nearly_all_and_filters_too(tmp_path: Path, kind: str) -> None:
     made(tmp_path, kind).close()
-    store, truth = open_store(file_address("faiss", tmp_path)), exact(tmp_path)
-    assert read_json(tmp_path / "store.json")["engine"]["kind"] == kind
+    store, truth = open_store(file_address("local", tmp_path)), exact(tmp_path)
+    assert notes(tmp_path)["kind"] == kind
     assert recall(store, truth) > 0.97
     for where, least in (("even=true", 0.97), ("n<400", 0.95), ("n<20", 1.0)):
         assert recall(store, truth, where) >= least, where
@@ -59,7 +81,7 @@ def test_an_index_finds_nearly_all_and_filters_too(tmp_path: Path, kind: str) ->
 @pytest.mark.parametrize("kind", ["hnsw", "ivf"])
 def test_never_fewer_than_k_when_k_match(tmp_path: Path, kind: str) -> None:
     """What matches lies far from the query, where an index does not look."""
-    store = open_store(file_address("faiss", tmp_path), 2, create=True, kind=kind)
+    store = open_store(file_address("local", tmp_path), 2, create=True, kind=kind)
     angles = np.linspace(0, np.pi, 3000)
     vectors = np.stack([np.cos(angles), np.sin(angles)], axis=1)
     store.add([f"{n:04}" for n in range(3000)], vectors, [{"n": n} for n in range(3000)])
@@ -74,34 +96,34 @@ def test_never_fewer_than_k_when_k_match(tmp_path: Path, kind: str) -> None:
 def test_rows_behind_the_index_are_found_and_then_taken_in(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("quintet.search.stores.faiss_store.TAIL", 100)
+    monkeypatch.setattr("quintet.search.vector_search.TAIL", 100)
     store = made(tmp_path, kind, 1000)
     add(store, 1000, 1050)
     store.flush()
-    assert read_json(tmp_path / "store.json")["engine"]["rows"] == 1000
+    assert notes(tmp_path)["rows"] == 1000
     assert recall(store, exact(tmp_path)) > 0.97
     add(store, 1050, 1200)
     store.flush()
-    notes = read_json(tmp_path / "store.json")["engine"]
-    assert (notes["rows"], notes["learnt_from"]) == (1200, 1000)
+    now = notes(tmp_path)
+    assert (now["rows"], now["learnt_from"]) == (1200, 1000)
     assert recall(store, exact(tmp_path)) > 0.97
     add(store, 1200, 4000)
     store.flush()
-    assert read_json(tmp_path / "store.json")["engine"]["learnt_from"] == 4000
+    assert notes(tmp_path)["learnt_from"] == 4000
     assert recall(store, exact(tmp_path)) > 0.97
-    assert len(list(tmp_path.glob("index-*"))) == 1
+    assert len(list(tmp_path.glob("vectors/*.faiss"))) == 1
     store.close()
 
 
 def test_the_number_of_vectors_decides_where_nobody_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quintet.search.stores.faiss_index.HNSW_FROM", 300)
-    monkeypatch.setattr("quintet.search.stores.faiss_index.IVF_FROM", 600)
-    store = open_store(file_address("faiss", tmp_path), DIM, create=True)
+    monkeypatch.setattr("quintet.search.vector_search.HNSW_FROM", 300)
+    monkeypatch.setattr("quintet.search.vector_search.IVF_FROM", 600)
+    store = open_store(file_address("local", tmp_path), DIM, create=True)
     kinds = []
     for start in (0, 250, 500, 750):
         add(store, start, start + 250)
         store.flush()
-        kinds.append(read_json(tmp_path / "store.json")["engine"].get("kind"))
+        kinds.append(notes(tmp_path).get("kind"))
         assert recall(store, exact(tmp_path)) > 0.97
     assert kinds == [None, "hnsw", "ivf", "ivf"]
     store.close()
@@ -109,10 +131,10 @@ def test_the_number_of_vectors_decides_where_nobody_asked(tmp_path: Path, monkey
 
 def test_the_kind_that_was_asked_for_is_kept(tmp_path: Path) -> None:
     made(tmp_path, "hnsw", 100).close()
-    store = open_store(file_address("faiss", tmp_path))
+    store = open_store(file_address("local", tmp_path))
     store.delete(store.ids()[:80])  # compacted: the index is made anew
     store.close()
-    assert read_json(tmp_path / "store.json")["engine"]["kind"] == "hnsw"
+    assert notes(tmp_path)["kind"] == "hnsw"
 
 
 def test_scores_are_the_same_whatever_else_is_asked_with_them(tmp_path: Path) -> None:
@@ -125,7 +147,7 @@ def test_scores_are_the_same_whatever_else_is_asked_with_them(tmp_path: Path) ->
 
 
 def test_equal_vectors_beyond_the_spare_are_all_seen(tmp_path: Path) -> None:
-    store = open_store(file_address("faiss", tmp_path), DIM, create=True, kind="flat")
+    store = open_store(file_address("local", tmp_path), DIM, create=True, kind="flat")
     ids = [f"{number:03}" for number in np.random.default_rng(0).permutation(300)]
     store.add(ids, np.repeat(clustered(1), 300, axis=0), [{}] * 300)
     assert [hit.id for hit in store.search(clustered(1), 5)[0]] == [f"{number:03}" for number in range(5)]
@@ -135,7 +157,7 @@ def test_equal_vectors_beyond_the_spare_are_all_seen(tmp_path: Path) -> None:
 def test_memory_stays_bounded_while_rows_are_picked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     released = []
     release = Vectors.release
-    monkeypatch.setattr("quintet.search.stores.vectors.RESIDENT_BYTES", 4 * 2**20)
+    monkeypatch.setattr("quintet.search.vectors.RESIDENT_BYTES", 4 * 2**20)
     monkeypatch.setattr(Vectors, "release", lambda self: (released.append(self._picked), release(self)))
     store = made(tmp_path, "hnsw", 500)
     released.clear()
@@ -147,7 +169,7 @@ def test_memory_stays_bounded_while_rows_are_picked(tmp_path: Path, monkeypatch:
 
 def test_a_damaged_index_is_told(tmp_path: Path) -> None:
     made(tmp_path, "hnsw", 100).close()
-    (file,) = tmp_path.glob("index-*.faiss")
+    (file,) = tmp_path.glob("vectors/*.faiss")
     file.write_bytes(b"garbage")
     with pytest.raises(StoreError, match="is damaged"):
-        open_store(file_address("faiss", tmp_path))
+        open_store(file_address("local", tmp_path))

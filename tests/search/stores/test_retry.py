@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from quintet.search.errors import StoreError, StoreUnavailable
-from quintet.search.stores.patience import ATTEMPTS, Patience
+from quintet.search.stores.retry import ATTEMPTS, RetryPolicy
 
 
 class Clock:
@@ -22,7 +22,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("quintet.search.stores.patience.time", clock)
+    monkeypatch.setattr("quintet.search.stores.retry.time", clock)
     return clock
 
 
@@ -43,7 +43,7 @@ class Line:
 
 def test_an_error_that_passes_is_not_seen(clock: Clock) -> None:
     line = Line(clock, 3)
-    assert Patience("x", timeout=5).persist(line, (ConnectionError,)) == "answer"
+    assert RetryPolicy("x", timeout=5).call(line, (ConnectionError,)) == "answer"
     (first, left), (second, _), (third, later) = line.calls
     assert 0.1 <= round(second - first, 6) < third - second  # pauses grow
     assert later < left == 5
@@ -54,14 +54,14 @@ def test_attempts_are_limited(clock: Clock) -> None:
     with pytest.raises(
         StoreUnavailable, match=r"the store at x did not answer \(5 attempts .*: refused; is the server"
     ):
-        Patience("x", timeout=60).persist(line, (ConnectionError,))
+        RetryPolicy("x", timeout=60).call(line, (ConnectionError,))
     assert len(line.calls) == ATTEMPTS
 
 
 def test_time_is_limited(clock: Clock) -> None:
     line, began = Line(clock, 99, seconds=0.3), clock.now
     with pytest.raises(StoreUnavailable, match="did not answer"):
-        Patience("x", timeout=0.7).persist(line, (ConnectionError,))
+        RetryPolicy("x", timeout=0.7).call(line, (ConnectionError,))
     assert len(line.calls) == 2  # 0.3 s, a pause of 0.1 s, 0.3 s; a third would come too late
     assert clock.now - began <= 0.71
 
@@ -69,6 +69,6 @@ def test_time_is_limited(clock: Clock) -> None:
 def test_an_error_that_will_not_pass_is_told_at_once(clock: Clock) -> None:
     line = Line(clock, 99)
     with pytest.raises(StoreError, match="the store at x refused: refused") as caught:
-        Patience("x").persist(line, (ConnectionError,), passing=lambda error: False)
+        RetryPolicy("x").call(line, (ConnectionError,), may_pass=lambda error: False)
     assert not isinstance(caught.value, StoreUnavailable)
     assert len(line.calls) == 1

@@ -1,10 +1,11 @@
-"""What only stores in folders promise: files complete or absent, one writer, readers that keep their state."""
+"""What only the local store promises: the last commit outlives a kill, one writer, readers that keep their state."""
 
 from __future__ import annotations
 
 import os
 import resource
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -14,25 +15,24 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.search.stores.conftest import FOLDER_ENGINES
+from tests.search.stores.conftest import LOCAL_ENGINES
 
-from quintet.errors import QuintetError
-from quintet.files import read_json, write_json
 from quintet.search.errors import StoreError
-from quintet.search.stores import Store, file_address, open_store, parse_where
-from quintet.search.stores.folder import FolderStore
+from quintet.search.items import ItemDatabase
+from quintet.search.stores import Store, file_address, local, open_store, parse_where
+from quintet.search.stores.local import LocalStore
 
 DIM = 4
 
 
-@pytest.fixture(params=FOLDER_ENGINES)
+@pytest.fixture(params=LOCAL_ENGINES)
 def address(request: pytest.FixtureRequest, new_address: Callable[[str], str]) -> str:
     return new_address(request.param)
 
 
 def folder_of(address: str) -> Path:
     store = open_store(address)
-    assert isinstance(store, FolderStore)
+    assert isinstance(store, LocalStore)
     store.close()
     return store.folder
 
@@ -50,36 +50,34 @@ def made(address: str, n: int = 20) -> Store:
 
 KILLED = """
 import os, signal, sys
-from pathlib import Path
-from typing import Any
 import numpy as np
-from quintet.search.stores import open_store
+from quintet.search.items import ItemDatabase
+from quintet.search.stores import local, open_store
 
-store, renames = open_store(sys.argv[1]), 0
+store, commits = open_store(sys.argv[1]), 0
 store.add(["p003", "new"], np.ones((2, 4)), [{"row": -1}, {}])
 store.delete(["p000"])
-replace = Path.replace
 
-def replace_or_die(self, target):
-    global renames
-    if renames == int(sys.argv[2]):
-        os.kill(os.getpid(), signal.SIGKILL)
-    renames += 1
-    return replace(self, target)
+def die_at(original):
+    def call(*arguments, **more):
+        global commits
+        if commits == int(sys.argv[2]):
+            os.kill(os.getpid(), signal.SIGKILL)
+        commits += 1
+        return original(*arguments, **more)
+    return call
 
-Path.replace = replace_or_die
+ItemDatabase.commit = die_at(ItemDatabase.commit)
+local.prepare_index = die_at(local.prepare_index)
 store.flush()
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-@pytest.mark.parametrize(("renames", "is_new"), [(0, False), (1, False), (2, True)])
-def test_a_kill_during_flush_leaves_the_old_content_or_the_new(
-    new_address: Callable[[str], str], renames: int, is_new: bool
-) -> None:
-    address = new_address("exact")  # the table, then the manifest
+@pytest.mark.parametrize(("step", "is_new"), [(0, False), (1, True), (2, True), (3, True), (9, True)])
+def test_a_kill_during_flush_leaves_the_old_content_or_the_new(address: str, step: int, is_new: bool) -> None:
     made(address).close()
-    ended = subprocess.run([sys.executable, "-c", KILLED, address, str(renames)], capture_output=True, check=False)
+    ended = subprocess.run([sys.executable, "-c", KILLED, address, str(step)], capture_output=True, check=False)
     assert ended.returncode == -signal.SIGKILL, ended.stderr.decode()
     store = open_store(address)
     assert ("new" in store.ids(), "p000" in store.ids()) == (is_new, not is_new)
@@ -93,21 +91,10 @@ def test_a_kill_during_flush_leaves_the_old_content_or_the_new(
     query = vectors(1, seed=6)[0]
     best = sorted(now, key=lambda id_: (-np.float32(now[id_] @ query.astype(np.float64)), id_))
     assert [hit.id for hit in open_store(address).search(query[None], 30)[0]] == best
-    assert not list(folder_of(address).glob(".*partial"))
-
-
-@pytest.mark.slow
-def test_a_kill_while_an_index_is_written_leaves_the_index_before(new_address: Callable[[str], str]) -> None:
-    address = new_address("faiss-hnsw")
-    made(address).close()
-    before = open_store(address).search(vectors(3, seed=1), 5)
-    folder = folder_of(address)
-    manifest = read_json(folder / "store.json")
-    manifest["engine"] = {"asked": "ivf", "kind": "none"}  # so that the next flush makes an index
-    write_json(folder / "store.json", manifest)
-    ended = subprocess.run([sys.executable, "-c", KILLED, address, "1"], capture_output=True, check=False)
-    assert ended.returncode == -signal.SIGKILL, ended.stderr.decode()
-    assert open_store(address).search(vectors(3, seed=1), 5) == before
+    with sqlite3.connect(folder_of(address) / "items.sqlite") as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        assert connection.execute("SELECT * FROM unused").fetchall() == []
+    assert not list(folder_of(address).glob("**/.*partial"))
 
 
 def test_two_writers_are_one_too_many(address: str) -> None:
@@ -141,9 +128,9 @@ def test_dead_rows_are_removed_when_they_are_most(address: str) -> None:
         store.flush()
     store.close()
     folder = folder_of(address)
-    (file,) = folder.glob("vectors-*.f32")
+    (file,) = folder.glob("vectors/*-embedding.bin")
     assert file.stat().st_size <= 2 * 30 * DIM * 4
-    assert len(list(folder.glob("items-*"))) == 1
+    assert len(list(folder.glob("vectors/*.faiss"))) <= 1
     now = np.concatenate([vectors(10, seed=5), vectors(30)[10:]])
     store = open_store(address)
     for query in vectors(5, seed=9):
@@ -166,11 +153,12 @@ def test_what_was_not_flushed_is_seen_here_and_not_by_others(address: str) -> No
 
 def test_flushing_without_a_change_writes_nothing(address: str) -> None:
     store = made(address)
-    times = {path: path.stat().st_mtime_ns for path in folder_of(address).iterdir()}
+    files = [path for path in folder_of(address).rglob("*") if path.is_file() and "-shm" not in path.name]
+    times = {path: path.stat().st_mtime_ns for path in files}
     store.delete(["nobody"])
     store.flush()
+    assert {path: path.stat().st_mtime_ns for path in files} == times
     store.close()
-    assert {path: path.stat().st_mtime_ns for path in folder_of(address).iterdir()} == times
 
 
 def test_a_full_disk_while_adding_changes_nothing(address: str) -> None:
@@ -178,9 +166,7 @@ def test_a_full_disk_while_adding_changes_nothing(address: str) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20 * DIM * 4 + 6, hard))  # one number and a half
     try:
-        with pytest.raises(
-            StoreError, match=r"could not write .*vectors-0\.f32: .*; what was flushed before is unchanged"
-        ):
+        with pytest.raises(StoreError, match=r"could not write .*vectors: .*; what was committed is unchanged"):
             store.add(["a"], vectors(1), [{}])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -195,12 +181,12 @@ def test_a_full_disk_while_flushing_leaves_the_old_content(address: str, monkeyp
     store = made(address)
     store.delete([f"p{row:03}" for row in range(15)])  # the next flush compacts
 
-    def full(path: Path, value: object) -> None:
-        raise QuintetError(f"could not write {path}: No space left on device")
+    def full(_: ItemDatabase) -> None:
+        raise StoreError("database or disk is full")
 
     with monkeypatch.context() as patch:
-        patch.setattr("quintet.search.stores.folder.write_json", full)
-        with pytest.raises(QuintetError, match="No space left"):
+        patch.setattr(ItemDatabase, "commit", full)
+        with pytest.raises(StoreError, match="full"):
             store.flush()
         assert len(open_store(address)) == 20
     store.add(["more"], vectors(1), [{}])  # and the store goes on from where it was
@@ -209,64 +195,81 @@ def test_a_full_disk_while_flushing_leaves_the_old_content(address: str, monkeyp
     assert len(open_store(address)) == 6
 
 
-@pytest.mark.parametrize("damage", ["cut", "missing", "garbage", "mixed", "future"])
+def test_a_full_database_while_adding_changes_nothing(address: str) -> None:
+    store = made(address)
+    assert isinstance(store, LocalStore)
+    store.add(["before"], vectors(1), [{}])
+    (pages,) = store._database.query("PRAGMA page_count")[0]
+    store._database.query(f"PRAGMA max_page_count = {pages}")
+    many = [f"x{row:05}" for row in range(2000)]
+    with pytest.raises(StoreError, match=r"full.*unchanged"):
+        store.add(many, vectors(2000), [{"text": "x" * 200}] * 2000)
+    store._database.query("PRAGMA max_page_count = 1000000")
+    assert len(store) in (20, 21)  # SQLite may have given up all that was not committed
+    store.add(["more"], 100 * vectors(1, seed=5), [{}])
+    count = len(store)
+    store.close()
+    assert len(open_store(address)) == count
+    assert open_store(address).search(vectors(1, seed=5), 1)[0][0].id == "more"
+
+
+@pytest.mark.parametrize("damage", ["cut", "missing", "garbage", "future"])
 def test_damage_is_told(address: str, damage: str) -> None:
     made(address).close()
     folder = folder_of(address)
-    manifest = read_json(folder / "store.json")
+    (file,) = folder.glob("vectors/*-embedding.bin")
     if damage == "cut":
-        os.truncate(folder / manifest["vectors"], 10)
+        os.truncate(file, 10)
     elif damage == "missing":
-        (folder / manifest["items"]).unlink()
+        file.unlink()
     elif damage == "garbage":
-        (folder / manifest["items"]).write_bytes(b"garbage")
-    elif damage == "mixed":
-        write_json(folder / "store.json", manifest | {"rows": 3, "engine": {}})
+        (folder / "items.sqlite").write_bytes(b"garbage" * 1000)
     else:
-        write_json(folder / "store.json", manifest | {"version": 99})
+        with sqlite3.connect(folder / "items.sqlite") as connection:
+            connection.execute("UPDATE head SET value = json_set(value, '$.version', 99) WHERE name = 'store'")
     with pytest.raises(StoreError, match=r"damaged|lacks a file|up to version"):
         open_store(address)
 
 
-def test_the_exact_and_the_faiss_store_read_each_others_folders(tmp_path: Path) -> None:
+def test_another_kind_of_index_may_be_asked_for_later(tmp_path: Path) -> None:
     pytest.importorskip("faiss")
-    made(file_address("exact", tmp_path)).close()
+    made(file_address("local", tmp_path)).close()
     queries = vectors(4, seed=2)
-    expected = open_store(file_address("exact", tmp_path)).search(queries, 20)
-    store = open_store(file_address("faiss", tmp_path) + "?kind=hnsw")
-    assert store.search(queries, 20) == expected
-    store.add(["p000"], vectors(1), [{"row": 0}])
-    store.close()
-    assert list(tmp_path.glob("index-*.faiss"))
-    assert open_store(file_address("exact", tmp_path)).search(queries, 20) == expected
+    expected = open_store(file_address("local", tmp_path)).search(queries, 20)
+    for kind in ("hnsw", "ivf", "flat"):
+        store = open_store(file_address("local", tmp_path), kind=kind)
+        assert store.search(queries, 20) == expected
+        store.add(["p000"], vectors(1), [{"row": 0}])
+        store.close()
+        assert len(list(tmp_path.glob("vectors/*.faiss"))) == (kind != "flat")
+        assert open_store(file_address("local", tmp_path)).search(queries, 20) == expected
 
 
 def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match="cannot make the folder"):
-        open_store(file_address("exact", tmp_path / "file" / "store"), 3, create=True)
+        open_store(file_address("local", tmp_path / "file" / "store"), 3, create=True)
 
 
 def test_a_long_flush_does_not_keep_readers_waiting(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     store = made(address)
-    assert isinstance(store, FolderStore)
+    assert isinstance(store, LocalStore)
     store.add(["new"], vectors(1), [{}])
-    prepare, found = store._maker.prepare, []
+    prepare, found = local.prepare_index, []
 
-    def slow(*arguments: Any, **more: Any) -> dict[str, Any]:
+    def slow(*arguments: Any) -> dict[str, Any]:
         reader = threading.Thread(target=lambda: found.append(len(store.search(vectors(1), 30)[0])))
         reader.start()
         reader.join(10)  # the flush goes on only when the reader has its answer
-        return prepare(*arguments, **more)
+        return prepare(*arguments)
 
-    monkeypatch.setattr(store._maker, "prepare", slow)
+    monkeypatch.setattr(local, "prepare_index", slow)
     store.flush()
     assert found == [21]
     store.close()
 
 
-def test_many_small_additions_are_as_one(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quintet.search.stores.folder.PENDING", 7)
+def test_many_small_additions_are_as_one(address: str) -> None:
     store = open_store(address, DIM, create=True)
     for row, vector in enumerate(vectors(20)):
         store.add([f"p{row:03}"], vector[None], [{"row": row}])

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import os
-import tempfile
-from pathlib import Path
 from urllib.parse import parse_qsl, quote, urlencode
 
-from quintet.search.errors import SearchError
+from quintet.errors import suggest
+from quintet.search.errors import SearchError, StoreError
 from quintet.search.items import Kind
-from quintet.search.stores import file_address, open_store
-from quintet.search.stores.address import Address
+from quintet.search.stores import open_store
+from quintet.search.stores.store import Address, file_address, required
+from quintet.search.vector_search import FAISS_KINDS, HNSW_FROM, FaissKind, kind_for
 
-FOLDERS = ("exact", "faiss")  # stores that are folders
-EXACT_UP_TO = 50_000  # items; above, FAISS answers sooner
+OWN = ("exact", "faiss")  # in the index itself
+FILES = ("local", "milvus")  # engines in a folder or a file
 PASSWORD_VARIABLE = "QUINTET_STORE_PASSWORD"
 
 
@@ -24,13 +24,36 @@ def choose_store(store: str, items: int, owner: str) -> str:
     `owner` tells this index, and its runs, from others that use the same engine.
     """
     if store == "auto":
-        return "exact" if items <= EXACT_UP_TO else "faiss"
-    if is_ours(store) and store.partition("?")[0] not in FOLDERS:
+        return "exact" if items < HNSW_FROM else "faiss"
+    if not is_own(store):
+        return _engine(Address.parse(store), hashlib.sha256(owner.encode()).hexdigest()[:8])
+    name, _, query = store.partition("?")
+    options = dict(parse_qsl(query, keep_blank_values=True))
+    if name not in OWN:
         raise SearchError(
             f"there is no store {store!r}; use auto, exact, faiss, or the address of an engine (milvus:FILE.db, "
             "milvus+http://HOST:PORT, postgresql://HOST/DATABASE)"
         )
-    return store if is_ours(store) else _engine(Address.parse(store), hashlib.sha256(owner.encode()).hexdigest()[:8])
+    known = ["kind"] if name == "faiss" else []
+    for option, value in options.items():
+        if option not in known:
+            raise StoreError(f"the store {name} has no option {option!r:.80}; {suggest(option, known)}")
+        if value not in FAISS_KINDS:
+            raise StoreError(f"the store faiss has no kind {value!r:.80}; {suggest(value, FAISS_KINDS)}")
+    return store
+
+
+def faiss_kind(store: str, rows: int) -> FaissKind:
+    """The index that a store of our own keeps for so many vectors.
+
+    >>> faiss_kind("exact", 10**6), faiss_kind("faiss", 10**6), faiss_kind("faiss?kind=hnsw", 10)
+    ('flat', 'ivf', 'hnsw')
+    """
+    name, _, query = store.partition("?")
+    if name == "exact":
+        return "flat"
+    asked = dict(parse_qsl(query)).get("kind")
+    return next((kind for kind in FAISS_KINDS if kind == asked), kind_for(rows))
 
 
 def _engine(address: Address, owner: str) -> str:
@@ -40,10 +63,10 @@ def _engine(address: Address, owner: str) -> str:
             f"the address {address} holds a password, which would stay in the index and in the list of processes; "
             f"leave it out and set {PASSWORD_VARIABLE} when you index, search and serve"
         )
-    base, options = f"{address.scheme}:{address.place}", dict(address.options)
-    if address.scheme in (*FOLDERS, "milvus"):
+    base, options = f"{address.scheme}:{address.location}", dict(address.options)
+    if address.scheme in FILES:
         base = file_address(address.scheme, address.path().resolve())
-    if address.scheme in FOLDERS:
+    if address.scheme == "local":
         base += f"-{owner}"
     else:
         name = _naming(address.scheme)
@@ -57,7 +80,7 @@ def _name_and_password(address: Address) -> tuple[str, str]:
     >>> _name_and_password(Address.parse("postgresql://me:secret@host/db"))
     ('me', 'secret')
     """
-    server = address.place[2:].partition("/")[0] if address.place.startswith("//") else ""
+    server = address.location[2:].partition("/")[0] if address.location.startswith("//") else ""
     name, _, password = server.partition("@")[0].partition(":") if "@" in server else ("", "", "")
     return name, password
 
@@ -67,17 +90,15 @@ def _naming(scheme: str) -> str:
     return "table" if scheme.startswith("postgres") else "collection"
 
 
-def is_ours(store: str) -> bool:
-    """Whether a store lives in the generation's folder: "exact", "faiss?kind=hnsw"; not "milvus:all.db"."""
+def is_own(store: str) -> bool:
+    """Whether the vectors stay in the index itself: "exact", "faiss?kind=hnsw"; not "milvus:all.db"."""
     return ":" not in store.partition("?")[0]
 
 
-def store_address(store: str, generation: Path, kind: Kind) -> str:
-    """The address of one kind's vectors: images and texts are kept apart.
+def store_address(store: str, kind: Kind) -> str:
+    """The address of one kind's vectors in an engine: images and texts are kept apart.
 
-    >>> store_address("faiss?kind=hnsw", Path("i/generation-2"), "image")
-    'faiss:i/generation-2/store-image?kind=hnsw'
-    >>> store_address("postgresql://localhost/db?table=holiday", Path("i"), "text")
+    >>> store_address("postgresql://localhost/db?table=holiday", "text")
     'postgresql://localhost/db?table=holiday_text'
 
     Where a server is asked by somebody with a name, the password is taken from the environment.
@@ -85,9 +106,7 @@ def store_address(store: str, generation: Path, kind: Kind) -> str:
     base, _, query = store.partition("?")
     options = dict(parse_qsl(query))
     scheme = base.partition(":")[0]
-    if is_ours(store):
-        base = file_address(scheme, generation / f"store-{kind}")
-    elif scheme in FOLDERS:
+    if scheme == "local":
         base = f"{base}-{kind}"
     else:
         name = _naming(scheme)
@@ -105,7 +124,9 @@ def _with_password(base: str) -> str:
     return f"{before.rstrip(':')}:{quote(password, safe='')}@{after}"
 
 
-def try_store(index: Path, store: str, dim: int) -> None:
-    """Open it before hours are spent on codes: a missing package or a server that is away is told at once."""
-    with tempfile.TemporaryDirectory(dir=index, prefix=".try-") as folder:
-        open_store(store_address(store, Path(folder), "image"), dim, create=True).close()
+def try_store(store: str, dim: int, items: int) -> None:
+    """Before hours are spent on codes: a missing package or a server that is away is told at once."""
+    if not is_own(store):
+        open_store(store_address(store, "image"), dim, create=True).close()
+    elif faiss_kind(store, items) != "flat":
+        required("faiss", "index")

@@ -1,0 +1,242 @@
+"""What is encoded: which contents have codes in the files of an index, and how new ones get theirs, batch by batch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from quintet.backbones.extractor import same_tower
+from quintet.codes import Codes
+from quintet.data.corpus import Corpus
+from quintet.data.feature_store import FeatureStore
+from quintet.data.images import image_header, open_image
+from quintet.data.loading import batches_ahead
+from quintet.errors import ImageError
+from quintet.runs.devices import cores_for_decoding
+from quintet.runs.run import Run
+from quintet.search.encoder import Encoder, Prepared
+from quintet.search.items import ItemDatabase, Kind
+from quintet.search.sources import Found, IndexedText, Sources, content_of, image_facts
+from quintet.search.stores import Scalar
+from quintet.search.vectors import (
+    CodeWriter,
+    FileSet,
+    copy_rows,
+    is_whole,
+    new_name,
+    read_file_sets,
+    write_file_set,
+)
+
+MAX_BYTES = 512 * 2**20  # of one image file
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A content that has a code, and what was learned while the image was read (its size, its date)."""
+
+    content: str
+    facts: dict[str, Scalar] = field(default_factory=dict)
+
+
+class EncodedItems:
+    """The contents of one kind that the same runs have encoded, in finished builds and in one that was killed."""
+
+    def __init__(self, database: ItemDatabase, folder: Path, kind: Kind, encoder: str, precision: str) -> None:
+        self.database, self.folder, self.kind, self.precision = database, folder, kind, precision
+        sets = [files for files in read_file_sets(database).values() if (files.kind, files.encoder) == (kind, encoder)]
+        whole = [files for files in sets if is_whole(folder, files)]  # of a damaged set everything is encoded again
+        self.files = max(
+            whole,
+            key=lambda files: files.rows,
+            default=FileSet(new_name(database, folder, kind), kind, encoder, {}, 0, 0.0),
+        )
+        rows = database.query("SELECT content, row, facts FROM codes WHERE file = ?", (self.files.name,))
+        self.rows: dict[str, int] = {content: row for content, row, _ in rows}
+        self.facts: dict[str, dict[str, Scalar]] = {content: json.loads(facts) for content, _, facts in rows}
+        self._writer: CodeWriter | None = None
+        self._compacted_from: FileSet | None = None
+
+    def append(self, codes: Sequence[Codes], encoded: Sequence[Encoded]) -> None:
+        """One `Codes` of a batch for each run. Committed when it returns: a kill costs no more than one batch."""
+        if self._writer is None:
+            self._writer = CodeWriter(self.database, self.folder, self.files, self.precision)
+        first, files = self.files.rows, self._writer.append(codes)
+        with self.database.transaction():
+            write_file_set(self.database, files)
+            self._insert(files.name, {each.content: row for row, each in enumerate(encoded, first)}, encoded)
+        self._writer.committed(files)
+        self.files = files
+        for row, each in enumerate(encoded, first):
+            self.rows[each.content], self.facts[each.content] = row, each.facts
+
+    def compact(self, used: Collection[str]) -> None:
+        """Copy the codes in use to new files where more than half of the rows are not."""
+        if not used or self.files.rows <= 2 * len(used):
+            return
+        self.close()
+        kept = sorted(used, key=self.rows.__getitem__)
+        old = np.array([self.rows[content] for content in kept], dtype=np.int64)
+        self._compacted_from = self.files
+        self.files = copy_rows(self.database, self.folder, self.files, old, self.precision)
+        self.rows = {content: row for row, content in enumerate(kept)}
+
+    def commit(self) -> None:
+        """Inside of the transaction that makes the build count."""
+        if self._compacted_from is not None:
+            self.files = replace(self.files, encoder=self._compacted_from.encoder)
+            write_file_set(self.database, self.files)
+            self._insert(self.files.name, self.rows, [Encoded(content, self.facts[content]) for content in self.rows])
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def _insert(self, name: str, rows: dict[str, int], encoded: Sequence[Encoded]) -> None:
+        self.database.change(
+            "INSERT INTO codes VALUES (?, ?, ?, ?)",
+            ((name, each.content, rows[each.content], json.dumps(each.facts, ensure_ascii=False)) for each in encoded),
+        )
+
+
+@dataclass(frozen=True)
+class _Read:
+    """An image that was looked at."""
+
+    content: str
+    facts: dict[str, Scalar] = field(default_factory=dict)
+    prepared: Prepared | None = None  # None where its code is known already, or its features are read from a store
+
+
+class ImageEncoder:
+    """Encodes the images of sources that have no code yet."""
+
+    def __init__(self, items: EncodedItems, encoder: Encoder, *, batch_size: int, workers: int) -> None:
+        self.items, self.encoder = items, encoder
+        self.batch_size, self.workers = batch_size, workers
+        self.encoded = 0
+
+    def encode(
+        self, sources: Sources, known: Sequence[str | None], progress: Callable[[int], None]
+    ) -> list[str | None]:
+        """The content of every image; None where it cannot be read, and `sources.unreadable` says why.
+
+        `known`: contents of images that need not be read again.
+        """
+        contents = list(known)
+        todo = [row for row, content in enumerate(known) if content is None or content not in self.items.rows]
+        progress(len(known) - len(todo))
+        for root in sorted({sources.images[row].root for row in todo}):
+            rows = [row for row in todo if sources.images[row].root == root]
+            stores = _stores(self.encoder.runs, sources.corpora.get(root))
+            if stores is None:
+                self.encoder.require_views()
+            results = self._encode_root([sources.images[row] for row in rows], stores, progress)
+            for row, result in zip(rows, results, strict=True):
+                contents[row] = result if isinstance(result, str) else None
+                if isinstance(result, ImageError):
+                    found = sources.images[row]
+                    sources.unreadable.append((str(found.file or found.path), str(result)))
+        return contents
+
+    def _encode_root(
+        self, images: Sequence[Found], stores: list[FeatureStore] | None, progress: Callable[[int], None]
+    ) -> Iterator[str | ImageError]:
+        """For each image its content, or why it cannot be read."""
+
+        def look(found: Found) -> _Read | ImageError:
+            try:
+                return self._look(found, stores)
+            except ImageError as error:
+                return error
+
+        with cores_for_decoding(self.encoder.device), closing(self.items):
+            for batch, results in batches_ahead(images, look, self.batch_size, self.workers):
+                fresh: dict[str, tuple[Found, _Read]] = {}  # of equal images in one batch one is encoded
+                for found, result in zip(batch, results, strict=True):
+                    if isinstance(result, _Read) and result.content not in self.items.rows:
+                        fresh.setdefault(result.content, (found, result))
+                if fresh:
+                    encoded = [Encoded(read.content, read.facts) for _, read in fresh.values()]
+                    self.items.append(self._encode(list(fresh.values()), stores), encoded)
+                    self.encoded += len(encoded)
+                progress(len(batch))
+                yield from (result.content if isinstance(result, _Read) else result for result in results)
+
+    def _look(self, found: Found, stores: list[FeatureStore] | None) -> _Read:
+        if stores is not None:
+            assert found.image is not None
+            if any(found.image.id not in store for store in stores):
+                raise ImageError(f"image {found.image.id!r} has no features; it was left out when they were made")
+        if found.file is None:
+            if stores is None or found.image is None:
+                raise ImageError("has neither an image file nor features of the kind this run reads")
+            features = [store.batch([found.image.id]).fragments for store in stores]
+            return _Read(content_of(b"".join(part.numpy().tobytes() for part in features if part is not None)))
+        data = _bytes(found.file)
+        content = content_of(data)
+        if content in self.items.rows:
+            return _Read(content)
+        name = str(found.file)
+        if stores is not None:
+            return _Read(content, image_facts(*image_header(data, name=name)))
+        image = open_image(data, name=name)
+        facts = image_facts(image.size, image_header(data, name=name)[1])
+        return _Read(content, facts, self.encoder.prepare(image))
+
+    def _encode(self, reads: Sequence[tuple[Found, _Read]], stores: list[FeatureStore] | None) -> list[Codes]:
+        if stores is None:
+            return self.encoder.encode_images([read.prepared for _, read in reads if read.prepared is not None])
+        ids = [found.image.id for found, _ in reads if found.image is not None]
+        return self.encoder.encode_batches([store.batch(ids) for store in stores])
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        size = path.stat().st_size
+        if size > MAX_BYTES:
+            raise ImageError(f"{path} has {size >> 20} MiB, above the limit of {MAX_BYTES >> 20}")
+        return path.read_bytes()
+    except OSError as error:
+        raise ImageError(f"{path} could not be read: {error.strerror or error}") from None
+
+
+def _stores(runs: Sequence[Run], corpus: Corpus | None) -> list[FeatureStore] | None:
+    """The features every run reads, where a corpus has them all; otherwise they are made of the images."""
+    if corpus is None:
+        return None
+    found = []
+    for run in runs:
+        folder = corpus.root / "features" / str(run.image_input.get("name"))
+        if run.image_input["kind"] == "pixels" or not (folder / "manifest.json").is_file():
+            return None
+        store = FeatureStore(folder)
+        if not same_tower(run.image_input.get("tower"), store.manifest.get("tower")):
+            return None
+        found.append(store)
+    return found
+
+
+def encode_texts(
+    items: EncodedItems,
+    encoder: Encoder,
+    texts: Sequence[IndexedText],
+    batch_size: int,
+    progress: Callable[[int], None],
+) -> int:
+    """Encode what is not encoded yet; how many were."""
+    contents = {text.content: text.text for text in texts}
+    todo = [(content, text) for content, text in contents.items() if content not in items.rows]
+    progress(len(texts) - len(todo))
+    with closing(items):
+        for start in range(0, len(todo), batch_size):
+            batch = todo[start : start + batch_size]
+            items.append(encoder.encode_texts([text for _, text in batch]), [Encoded(content) for content, _ in batch])
+            progress(len(batch))
+    return len(todo)

@@ -1,0 +1,372 @@
+"""`build_index`: make an index, or bring one up to date."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from quintet.evaluation.result import provenance
+from quintet.files import read_json
+from quintet.runs.run import Run, load
+from quintet.search.encoded import EncodedItems, ImageEncoder, encode_texts
+from quintet.search.encoder import Encoder, Roles, assign_roles, first_vectors
+from quintet.search.errors import SearchError, StaleIndex
+from quintet.search.index_folder import Manifest, describe_run, keep_run, keep_tower
+from quintet.search.items import KINDS, Entry, Item, ItemDatabase, Kind
+from quintet.search.marker import read_marker, write_marker
+from quintet.search.ownership import check_sources, remove_older_format, remove_unused, writing
+from quintet.search.sources import IndexedText, Sources, find_images, find_texts, numbered
+from quintet.search.stores import open_store
+from quintet.search.stores.choice import choose_store, faiss_kind, is_own, store_address, try_store
+from quintet.search.vector_search import exchange_index, prepare_index
+from quintet.search.vectors import CodeFiles, read_file_sets, remove_unused_files, retire
+
+Progress = Callable[[int, int], None]  # images and texts done, and in all
+PathLike = Path | str
+PRECISIONS = ("bfloat16", "float16", "float32")
+AT_ONCE = 4096  # vectors given to an engine
+
+
+@dataclass(frozen=True)
+class BuildReport:
+    added: int
+    kept: int
+    dropped: int
+    unreadable: list[tuple[str, str]] = field(default_factory=list)  # path, why
+    encoded: int = 0  # images and texts whose codes were made now; the codes of the others were there
+    generation: int = 0
+    seconds: float = 0.0
+
+
+def build_index(
+    run: PathLike | Run | Sequence[PathLike | Run],
+    sources: PathLike | Sequence[PathLike],
+    out: PathLike,
+    *,
+    texts: PathLike | None = None,
+    rerank_with: PathLike | Run | Sequence[PathLike | Run] = (),
+    split: str | None = None,
+    store: str = "auto",
+    precision: str = "bfloat16",
+    device: str = "auto",
+    batch_size: int = 32,
+    workers: int = 4,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> BuildReport:
+    """Index the images of `sources` (folders, corpora, tar shards) and the texts of `texts`.
+
+    On an index that exists it adds what is new, drops what is gone and keeps the codes of everything else, moved files
+    included. Killed or stopped, it leaves the old index serving, and the next call goes on where it was.
+
+    `run`: an opened run, the folder of one, or the name of one that comes with Quintet; several are one ensemble,
+    whose score is the mean of theirs. `rerank_with`: runs whose whole score can put the best candidates in order.
+    `precision`: of stored fragments. `split`: of corpora, only this split. `overwrite`: replace what is there, an index
+    of other runs, say. `progress(done, total)` is called after every batch.
+
+        report = build_index("quintet-small", "~/Pictures", "pictures.index")
+    """
+    began = time.monotonic()
+    places = [Path(source).expanduser() for source in _several(sources)]
+    texts = None if texts is None else Path(texts).expanduser()
+    _check(places, texts, precision, batch_size)
+    index = Path(out).expanduser().resolve()
+    check_sources(index, [*places, *([] if texts is None else [texts])])
+    team = _open_team(_several(run), _several(rerank_with), device, precision)
+    with writing(index) as name:
+        if not overwrite and (index / "index.json").exists():
+            read_marker(index)
+            if not (index / "items.sqlite").exists():
+                raise StaleIndex(f"{index / 'items.sqlite'} is missing; build the index again with --overwrite")
+        with closing(ItemDatabase.open_writer(index / "items.sqlite")) as database:
+            before = _before(index, database, team, overwrite)
+            remove_unused_files(database, index / "vectors")
+            old = _entries_of(database, before)
+            by_path = _by_path(before, old)
+            found = find_images(places, index, split=split, before=by_path)
+            found_texts = find_texts(texts, split=split) if texts is not None else []
+            most = max(len(found.images), len(found_texts))
+            store = choose_store(store, most, name + team.fingerprint)
+            if team.roles.first:
+                try_store(store, team.roles.dim, most)
+            for each in team.encoder.runs:
+                keep_run(index, each)
+                keep_tower(index / "towers", each.image_input.get("tower"))
+
+            encoded = {
+                kind: EncodedItems(database, index / "vectors", kind, team.fingerprint, precision) for kind in KINDS
+            }
+            count = _Count(len(found.images) + len(found_texts), progress)
+            images = ImageEncoder(encoded["image"], team.encoder, batch_size=batch_size, workers=workers)
+            contents = images.encode(found, _known_contents(found, by_path), count)
+            made = images.encoded + encode_texts(encoded["text"], team.encoder, found_texts, batch_size, count)
+            encoded["image"].compact({content for content in contents if content})
+            encoded["text"].compact({text.content for text in found_texts})
+
+            entries: dict[Kind, list[Entry]] = {
+                "image": _image_entries(found, contents, encoded["image"]),
+                "text": _text_entries(found_texts, encoded["text"]),
+            }
+            manifest = Manifest(
+                generation=1 + _last_generation(index, database),
+                encoder=team.fingerprint,
+                precision=precision,
+                runs=tuple(map(describe_run, team.encoder.runs)),
+                first=team.roles.first,
+                rerank=team.roles.rerank,
+                dim=team.roles.dim,
+                store=store,
+                files={kind: encoded[kind].files.name for kind in KINDS if entries[kind]},
+                faiss=_prepare_indexes(database, index, before, team.roles, store, encoded, entries),
+                counts={kind: len(entries[kind]) for kind in KINDS},
+                roots=tuple(found.roots),
+                texts=None if texts is None else str(texts.resolve()),
+                made=provenance(),
+            )
+            new = {entry.item.id: entry for kind in KINDS for entry in entries[kind]}
+            if before is not None and _same(before, manifest, old, new):
+                manifest = before
+            else:
+                in_engine = bool(manifest.first) and not is_own(store)
+                if in_engine:
+                    _add_to_engine(index, manifest, entries, old, encoded)
+                _commit(database, manifest, before, encoded, old, new)
+                if in_engine:
+                    _drop_from_engine(manifest, entries)
+            _finish(index, database, manifest, entries["image"])
+    return BuildReport(
+        added=len(new.keys() - old.keys()),
+        kept=len(new.keys() & old.keys()),
+        dropped=len(old.keys() - new.keys()),
+        unreadable=found.unreadable,
+        encoded=made,
+        generation=manifest.generation,
+        seconds=time.monotonic() - began,
+    )
+
+
+def _several(value: Any) -> list[Any]:
+    return [value] if isinstance(value, str | Path | Run) else list(value)
+
+
+def _check(sources: Sequence[Path], texts: Path | None, precision: str, batch_size: int) -> None:
+    if precision not in PRECISIONS:
+        raise SearchError(f"fragments are stored as {', '.join(PRECISIONS)}, not {precision!r}")
+    if not sources and texts is None:
+        raise SearchError("there is nothing to index: name images, or a file of texts")
+    if batch_size < 1:
+        raise SearchError(f"a batch has at least one image, got {batch_size}")
+
+
+class _Count:
+    """Adds up what is done, for a progress bar."""
+
+    def __init__(self, total: int, progress: Progress | None) -> None:
+        self.total, self.progress, self.done = total, progress, 0
+
+    def __call__(self, more: int) -> None:
+        self.done += more
+        if self.progress is not None:
+            self.progress(self.done, self.total)
+
+
+@dataclass(frozen=True)
+class _Team:
+    """The runs of an index, each once, and what they are for."""
+
+    encoder: Encoder
+    roles: Roles
+    fingerprint: str
+
+
+def _open_team(
+    own: Sequence[PathLike | Run], rerank_with: Sequence[PathLike | Run], device: str, precision: str
+) -> _Team:
+    opened = [each if isinstance(each, Run) else load(each, device="cpu") for each in own]
+    if device == "auto" and opened and isinstance(own[0], Run):
+        device = str(own[0].device)
+    runs, rerank = list(opened), []
+    for each in rerank_with:
+        run = each if isinstance(each, Run) else load(each, device="cpu")
+        if run.weights_checksum not in [other.weights_checksum for other in runs]:
+            runs.append(run)
+        rerank.append([other.weights_checksum for other in runs].index(run.weights_checksum))
+    encoder = Encoder(runs, device=device)
+    return _Team(encoder, assign_roles(encoder, len(opened), rerank), encoder.fingerprint(precision))
+
+
+def _before(index: Path, database: ItemDatabase, team: _Team, overwrite: bool) -> Manifest | None:
+    """The index as it is; None where there is none yet, or where it is to be replaced."""
+    if overwrite or (database.head("manifest") is None and not (index / "index.json").exists()):
+        return None
+    before = Manifest.of(database)
+    if (before.encoder, before.first, before.rerank) == (team.fingerprint, team.roles.first, team.roles.rerank):
+        return before
+    names = ", ".join(run.name for run in before.runs)
+    raise StaleIndex(
+        f"index {index} was built by other runs ({names}) or in another precision, and codes of different runs cannot "
+        "be compared; use the same runs, another folder, or --overwrite to replace it"
+    )
+
+
+def _entries_of(database: ItemDatabase, before: Manifest | None) -> dict[str, Entry]:
+    return {} if before is None else {entry.item.id: entry for entry in database.all()}
+
+
+def _by_path(manifest: Manifest | None, entries: Mapping[str, Entry]) -> dict[tuple[str, str], Entry]:
+    """Images by the path of their root and their own."""
+    return {
+        (manifest.roots[entry.item.root].path, entry.item.path): entry
+        for entry in entries.values()
+        if manifest is not None and entry.item.root is not None and entry.item.path is not None
+    }
+
+
+def _known_contents(found: Sources, before: Mapping[tuple[str, str], Entry]) -> list[str | None]:
+    """Files whose size and time of change are as they were need not be read."""
+    known = []
+    for image in found.images:
+        entry = before.get((found.roots[image.root].path, image.path))
+        same = entry is not None and image.file is not None and entry.stamp == image.stamp
+        known.append(image.content or (entry.content if entry is not None and same else None))
+    return known
+
+
+def _image_entries(found: Sources, contents: Sequence[str | None], encoded: EncodedItems) -> list[Entry]:
+    read = [(image, content) for image, content in zip(found.images, contents, strict=True) if content]
+    entries = []
+    for id_, (image, content) in zip(numbered([content for _, content in read]), read, strict=True):
+        metadata = image.metadata | encoded.facts[content]
+        path = None if image.file is None else image.path
+        item = Item(id_, "image", path, image.root, metadata=metadata)
+        entries.append(Entry(item, encoded.rows[content], content, image.stamp))
+    return entries
+
+
+def _text_entries(texts: Sequence[IndexedText], encoded: EncodedItems) -> list[Entry]:
+    contents = [text.content for text in texts]
+    return [
+        Entry(Item(id_, "text", text=text.text, metadata=text.metadata), encoded.rows[content], content, "")
+        for id_, content, text in zip(numbered(contents), contents, texts, strict=True)
+    ]
+
+
+def _same(before: Manifest, now: Manifest, old: Mapping[str, Entry], new: Mapping[str, Entry]) -> bool:
+    """Whether nothing changed, so that no searcher needs to open anything anew."""
+    facts = ("store", "roots", "texts", "files", "faiss")
+    return old == new and all(getattr(before, name) == getattr(now, name) for name in facts)
+
+
+def _last_generation(index: Path, database: ItemDatabase) -> int:
+    """The number of the last generation, also of an index that is replaced."""
+    numbers = [(database.head("manifest") or {}).get("generation", 0)]
+    if (index / "index.json").is_file():
+        numbers.append(read_json(index / "index.json").get("generation", 0))
+    return max((number for number in numbers if isinstance(number, int)), default=0)
+
+
+def _prepare_indexes(
+    database: ItemDatabase,
+    index: Path,
+    before: Manifest | None,
+    roles: Roles,
+    store: str,
+    encoded: Mapping[Kind, EncodedItems],
+    entries: Mapping[Kind, Sequence[Entry]],
+) -> dict[str, dict[str, Any]]:
+    """FAISS's indexes, of the kinds that have one."""
+    if not roles.first or not is_own(store):
+        return {}
+    found = {}
+    for kind in KINDS:
+        if entries[kind]:
+            files = encoded[kind].files
+            vectors = CodeFiles(index / "vectors", files).vectors(roles.first)
+            notes = before.faiss.get(kind, {}) if before is not None else {}
+            wanted = faiss_kind(store, files.rows)
+            found[kind] = prepare_index(database, index / "vectors", files, vectors, wanted, notes)
+    return {kind: notes for kind, notes in found.items() if notes}
+
+
+def _commit(
+    database: ItemDatabase,
+    manifest: Manifest,
+    before: Manifest | None,
+    encoded: Mapping[Kind, EncodedItems],
+    old: Mapping[str, Entry],
+    new: Mapping[str, Entry],
+) -> None:
+    """From here on the new generation is the index."""
+    with database.transaction():
+        earlier = None if database.head("manifest") is None else Manifest.of(database)
+        if before is None:
+            database.change("DELETE FROM items")
+        else:
+            database.remove(old.keys() - new.keys())
+        database.put(entry for id_, entry in new.items() if old.get(id_) != entry)
+        for kind in KINDS:
+            encoded[kind].commit()
+            exchange_index(database, earlier.faiss.get(kind, {}) if earlier else {}, manifest.faiss.get(kind, {}))
+        for name, files in read_file_sets(database).items():
+            if name not in manifest.files.values():
+                retire(database, files)
+        manifest.put(database)
+
+
+def _finish(index: Path, database: ItemDatabase, manifest: Manifest, images: Sequence[Entry]) -> None:
+    """After the commit: tell servers, and remove what nothing needs any more. Killed here, the next build does it."""
+    remove_older_format(index)
+    if not (index / "index.json").is_file() or read_json(index / "index.json").get("generation") != manifest.generation:
+        write_marker(index, manifest.generation)
+    remove_unused_files(database, index / "vectors")
+    runs = {run.weights for run in manifest.runs}
+    used = {*runs, *(_tower_of(index / "runs" / run) for run in runs)}
+    remove_unused(index, used, {entry.content for entry in images})
+
+
+def _tower_of(run: Path) -> str:
+    """The checksum of the image tower whose features a run reads; empty where that is not known."""
+    return str((read_json(run / "images.json").get("tower") or {}).get("checksum", ""))
+
+
+# Engines outside of the index
+
+
+def _add_to_engine(
+    index: Path,
+    manifest: Manifest,
+    entries: Mapping[Kind, Sequence[Entry]],
+    old: Mapping[str, Entry],
+    encoded: Mapping[Kind, EncodedItems],
+) -> None:
+    """Before the commit: until then searchers pass over what their generation does not know."""
+    for kind in KINDS:
+        with closing(open_store(store_address(manifest.store, kind), manifest.dim, create=True)) as store:
+            known = {id_: old[id_].item for id_ in store.ids() if id_ in old}
+            changed = [entry for entry in entries[kind] if known.get(entry.item.id) != entry.item]
+            codes = CodeFiles(index / "vectors", encoded[kind].files) if changed else None
+            changed.sort(key=lambda entry: entry.row)
+            for start in range(0, len(changed), AT_ONCE):
+                assert codes is not None
+                some = changed[start : start + AT_ONCE]
+                rows = np.array([entry.row for entry in some])
+                parts = {member: codes.codes(member, rows, parts=("embedding",)) for member in manifest.first}
+                vectors = first_vectors(parts, manifest.first).numpy()  # (n, dim)
+                store.add([entry.item.id for entry in some], vectors, [entry.item.facts() for entry in some])
+            store.flush()
+
+
+def _drop_from_engine(manifest: Manifest, entries: Mapping[Kind, Sequence[Entry]]) -> None:
+    """After the commit: what no item is any more."""
+    for kind in KINDS:
+        with closing(open_store(store_address(manifest.store, kind), manifest.dim)) as store:
+            gone = set(store.ids()) - {entry.item.id for entry in entries[kind]}
+            if gone:
+                store.delete(gone)
+                store.flush()

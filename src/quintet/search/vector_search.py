@@ -1,0 +1,302 @@
+"""The nearest vectors: all of them compared, or found by FAISS's index where there are many; filters; exact scores."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from math import isqrt
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quintet.files import atomic_write
+from quintet.search.errors import StoreError
+from quintet.search.items import Entry, ItemDatabase, Kind
+from quintet.search.stores.retry import first_line
+from quintet.search.stores.store import required
+from quintet.search.stores.where import Where
+from quintet.search.vectors import FileSet, Vectors, adopt, announce
+
+FaissKind = Literal["flat", "hnsw", "ivf"]
+FAISS_KINDS: tuple[FaissKind, ...] = get_args(FaissKind)
+# Vectors: below the first, comparing all takes some 25 ms; above the second, a graph takes long to make.
+HNSW_FROM, IVF_FROM = 200_000, 500_000
+LINKS, BUILD_WIDTH, SEARCH_WIDTH = 32, 100, 128  # HNSW's M, efConstruction, efSearch
+PROBES, ONE_IN = 32, 16  # lists looked through: at least so many, and one in so many of them
+TRAINING = 50  # vectors for each list that IVF's centres are learnt from
+BLOCK = 16_384  # vectors added at a time
+TAIL, TAIL_SHARE = 10_000, 0.05  # rows behind the index that are compared one by one before it is extended
+RETRAIN = 4  # lists learnt from so many times fewer rows are learnt anew
+FEW = 0.02  # where less than this share of the rows is allowed, comparing them all is quicker and exact
+
+BLOCK_BYTES = 64 << 20  # of scores at a time
+GATHER = 0.25  # where less than this share of a block is allowed, its vectors are copied together first
+SPARE = 8  # candidates fetched beyond k, so that ties and rounding at the boundary are seen
+QUERIES = 1024  # at a time
+FILTERS = 16  # selections that are remembered: the same filter comes with every query of a visitor
+
+
+# Every vector is compared
+
+
+def scan(
+    vectors: Vectors, queries: np.ndarray, m: int, allowed: np.ndarray | None = None, first: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
+    """The m best rows of `vectors` for each query: scores (n, m) descending and rows (n, m), -inf and -1 at the end
+    where there are fewer. `allowed` (rows,) bool leaves out rows; the scan starts at row `first`.
+    """
+    asked = torch.from_numpy(queries)
+    best = asked.new_full((len(queries), m), -torch.inf), torch.full((len(queries), m), -1)
+    step = max(1024, BLOCK_BYTES // (4 * max(1, len(queries), vectors.dim)))
+    for start in range(first, len(vectors), step):
+        stop = min(start + step, len(vectors))
+        block = _score(vectors.block(start, stop), asked, None if allowed is None else allowed[start:stop], start)
+        best = _better(best, block, m)
+    return best[0].numpy(), best[1].numpy()
+
+
+def _score(block: np.ndarray, asked: Tensor, allowed: np.ndarray | None, start: int) -> tuple[Tensor, Tensor]:
+    """Scores (n, b) of a block, or of its allowed rows, and their rows (b,)."""
+    rows = torch.arange(start, start + len(block))
+    if allowed is None:
+        return asked @ torch.from_numpy(block).T, rows
+    if allowed.mean() < GATHER:
+        chosen = np.flatnonzero(allowed)
+        return asked @ torch.from_numpy(block[chosen]).T, rows[chosen]
+    scores = asked @ torch.from_numpy(block).T  # (n, b)
+    return scores.masked_fill_(~torch.from_numpy(allowed), -torch.inf), rows
+
+
+def _better(best: tuple[Tensor, Tensor], block: tuple[Tensor, Tensor], m: int) -> tuple[Tensor, Tensor]:
+    scores, rows = block
+    top, positions = scores.topk(min(m, scores.shape[1]), dim=1)  # (n, <= m)
+    return _merge(best, (top, torch.where(top.isneginf(), -1, rows[positions])), m)
+
+
+def _merge(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor], m: int) -> tuple[Tensor, Tensor]:
+    """The m best of two lists of scores and rows, each (n, any)."""
+    scores, positions = torch.cat([one[0], other[0]], dim=1).topk(m, dim=1)  # (n, m)
+    return scores, torch.cat([one[1], other[1]], dim=1).gather(1, positions)
+
+
+# FAISS
+
+
+def kind_for(rows: int) -> FaissKind:
+    """
+    >>> kind_for(100_000), kind_for(300_000), kind_for(1_000_000)
+    ('flat', 'hnsw', 'ivf')
+    """
+    return "flat" if rows < HNSW_FROM else "hnsw" if rows < IVF_FROM else "ivf"
+
+
+def make_index(kind: FaissKind, vectors: Vectors) -> Any:
+    """FAISS's index of all vectors, in memory; not for "flat", which needs none."""
+    faiss = required("faiss", "index")
+    if kind == "hnsw":
+        index = faiss.IndexHNSWFlat(vectors.dim, LINKS, faiss.METRIC_INNER_PRODUCT)
+        index.hnsw.efConstruction = BUILD_WIDTH
+    else:
+        lists = max(1, min(4 * isqrt(len(vectors)), len(vectors) // 40))
+        # Half precision halves its memory; what it finds is scored again from the vectors themselves.
+        index = faiss.index_factory(vectors.dim, f"IVF{lists},SQfp16", faiss.METRIC_INNER_PRODUCT)
+        index.cp.min_points_per_centroid = 1  # the number of lists is ours to choose, also for a small store
+        chosen = np.random.default_rng(0).permutation(len(vectors))[: TRAINING * lists]
+        index.train(vectors.pick(np.sort(chosen)))
+    extend_index(index, vectors)
+    return index
+
+
+def extend_index(index: Any, vectors: Vectors) -> None:
+    """Add the rows that it does not have yet."""
+    for start in range(index.ntotal, len(vectors), BLOCK):
+        index.add(vectors.block(start, min(start + BLOCK, len(vectors))))
+        vectors.release()
+
+
+def write_index(index: Any, path: Path) -> None:
+    faiss = required("faiss", "index")
+    with atomic_write(path) as temporary:
+        try:
+            faiss.write_index(index, str(temporary))
+        except RuntimeError as error:  # FAISS says so when the disk is full
+            raise StoreError(f"could not write {path}: {first_line(error)}; what was committed is unchanged") from None
+
+
+def read_index(path: Path, *, mapped: bool) -> Any:
+    """`mapped`: left on disk and paged in as it is searched; such an index cannot be added to."""
+    faiss = required("faiss", "index")
+    if not path.exists():
+        raise FileNotFoundError(path)
+    try:
+        return faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC if mapped else 0)
+    except RuntimeError as error:
+        raise StoreError(f"{path} is damaged ({first_line(error)}); build it again") from None
+
+
+def search_parameters(index: Any, m: int, share: float, selector: Any) -> Any:
+    """How thoroughly to look: the fewer rows are allowed, the more of the others are passed on the way."""
+    faiss = required("faiss", "index")
+    if isinstance(index, faiss.IndexHNSW):
+        return faiss.SearchParametersHNSW(sel=selector, efSearch=int(max(SEARCH_WIDTH, 2 * m) / share))
+    probes = max(PROBES, index.nlist // ONE_IN)
+    return faiss.SearchParametersIVF(sel=selector, nprobe=min(index.nlist, int(probes / share)))
+
+
+def prepare_index(
+    database: ItemDatabase, folder: Path, files: FileSet, vectors: Vectors, kind: FaissKind, notes: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The notes of an index that is good enough for these vectors: the one of `notes`, or a new one in a new file.
+
+    No notes: every vector is compared. The commit that needs the notes must adopt their file.
+    """
+    if kind == "flat" or not len(vectors):
+        return {}
+    same = notes.get("kind") == kind and notes.get("of") == files.name and (folder / notes["file"]).exists()
+    if same and len(vectors) - notes["rows"] <= max(TAIL, TAIL_SHARE * len(vectors)):
+        return dict(notes)
+    if same and len(vectors) < RETRAIN * notes["learnt_from"]:
+        index, learnt_from = read_index(folder / notes["file"], mapped=False), notes["learnt_from"]
+        extend_index(index, vectors)
+    else:
+        index, learnt_from = make_index(kind, vectors), len(vectors)
+    number = 1
+    while (folder / f"{files.name}-{number}.faiss").exists():
+        number += 1
+    file = f"{files.name}-{number}.faiss"
+    with database.transaction():
+        announce(database, [file])
+    write_index(index, folder / file)
+    return {"kind": kind, "of": files.name, "file": file, "rows": len(vectors), "learnt_from": learnt_from}
+
+
+def exchange_index(database: ItemDatabase, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Inside of the transaction that needs the notes `now` and no longer those from before."""
+    if before.get("file") != now.get("file"):
+        announce(database, [notes["file"] for notes in (before,) if notes])
+        adopt(database, [notes["file"] for notes in (now,) if notes])
+
+
+# Search
+
+
+class VectorSearch:
+    """The nearest items of one kind, for any number of threads at once."""
+
+    def __init__(self, database: ItemDatabase, kind: Kind, vectors: Vectors, index: Any = None) -> None:
+        """`index`: FAISS's, of the first rows; None: every vector is compared."""
+        self._database, self._kind, self.vectors, self._index = database, kind, vectors, index
+        self._indexed = 0 if index is None else int(index.ntotal)
+        # A float32 product of two vectors of d numbers is wrong by at most d * 2^-24 of the product of their lengths.
+        self._noise = (vectors.dim + 2) * 2.0**-24 * vectors.norm
+        self._selections: OrderedDict[Where | None, tuple[np.ndarray | None, int]] = OrderedDict()
+        self._lock = threading.Lock()
+        try:
+            self._faiss: Any = required("faiss", "index")
+        except StoreError:
+            self._faiss = None  # torch compares, too, only slower
+
+    def search(self, queries: np.ndarray, k: int, where: Where | None = None) -> list[list[tuple[Entry, float]]]:
+        """For each of `queries` (n, dim) the k best items with their scores; equal ones by id."""
+        allowed, count = self._selection(where)
+        if not count:
+            return [[] for _ in queries]
+        found = []
+        fetched = min(k + SPARE, count)
+        for start in range(0, len(queries), QUERIES):
+            some = queries[start : start + QUERIES]
+            scores, rows = self._nearest(some, fetched, allowed)
+            for query, near, at in zip(some, scores, rows, strict=True):
+                best_rows, best = self._settle(query, near, at, min(k, count), allowed, count)
+                score_of = dict(zip(best_rows.tolist(), best.tolist(), strict=True))
+                entries = self._database.at_rows(self._kind, list(score_of), where)
+                hits = [(entry, score_of[entry.row]) for entry in entries]
+                found.append(sorted(hits, key=lambda hit: (-hit[1], hit[0].item.id))[:k])
+        return found
+
+    def _settle(
+        self, query: np.ndarray, scores: np.ndarray, rows: np.ndarray, k: int, allowed: np.ndarray | None, count: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The rows that can be among the k best, and their scores: float64 products rounded to float32. Engines rank by
+        products that depend in their last bits on where a vector lies; more are fetched until this cannot matter.
+        """
+        doubt = 2 * self._noise * float(np.linalg.norm(query))
+        while len(rows) < count and scores[k - 1] - scores[-1] <= doubt:
+            (scores,), (rows,) = self._nearest(query[None], min(4 * len(rows), count), allowed)
+        picked = self.vectors.pick(rows).astype(np.float64)
+        exact = np.einsum("nd,d->n", picked, query.astype(np.float64)).astype(np.float32)
+        among = exact >= np.partition(exact, len(exact) - k)[len(exact) - k]  # all that equal the k-th, too
+        return rows[among], exact[among]
+
+    def _nearest(self, queries: np.ndarray, m: int, allowed: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+        """Scores (n, m) descending and rows (n, m); the caller asks for no more rows than are allowed."""
+        share = 1.0 if allowed is None else float(allowed.mean())
+        whole = self.vectors.whole
+        if share < FEW or (self._index is None and (whole is None or self._faiss is None)):
+            return self._scan(queries, m, allowed)
+        selector = None if allowed is None else self._faiss.IDSelectorBitmap(np.packbits(allowed, bitorder="little"))
+        if self._index is None:
+            assert whole is not None
+            return self._compare_all(whole, queries, m, selector)
+        parameters = search_parameters(self._index, m, share, selector)
+        scores, rows = self._index.search(queries, m, params=parameters)
+        if self._indexed < len(self.vectors):
+            scores, rows = self._with_tail(queries, m, allowed, scores, rows)
+        short = rows[:, -1] < 0  # the index did not come across enough of the allowed rows
+        if short.any():
+            scores[short], rows[short] = self._scan(queries[short], m, allowed)
+        return scores, rows
+
+    def _compare_all(
+        self, vectors: np.ndarray, queries: np.ndarray, m: int, selector: Any
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """What IndexFlatIP does, on the mapped file."""
+        point, queries = self._faiss.swig_ptr, np.ascontiguousarray(queries)
+        scores = np.empty((len(queries), m), dtype=np.float32)
+        rows = np.empty((len(queries), m), dtype=np.int64)
+        sizes = (vectors.shape[1], len(queries), len(vectors), m)
+        self._faiss.knn_inner_product(point(queries), point(vectors), *sizes, point(scores), point(rows), selector)
+        return scores, rows
+
+    def _with_tail(
+        self, queries: np.ndarray, m: int, allowed: np.ndarray | None, scores: np.ndarray, rows: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        tail_scores, tail_rows = map(torch.from_numpy, scan(self.vectors, queries, m, allowed, first=self._indexed))
+        # FAISS marks what it did not find by -1 and the lowest finite number.
+        scores = np.where(rows < 0, np.float32(-np.inf), scores)
+        best, at = _merge((torch.from_numpy(scores), torch.from_numpy(rows)), (tail_scores, tail_rows), m)
+        return best.numpy(), at.numpy()
+
+    def _scan(self, queries: np.ndarray, m: int, allowed: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+        found = scan(self.vectors, queries, m, allowed)
+        if self._index is not None:  # it has vectors of its own; these are wanted rarely
+            self.vectors.release()
+        return found
+
+    def _selection(self, where: Where | None) -> tuple[np.ndarray | None, int]:
+        """(rows,) bool, or None where every row is a living item; and how many."""
+        with self._lock:
+            if where in self._selections:
+                self._selections.move_to_end(where)
+                return self._selections[where]
+        rows = self._database.rows(self._kind, where)
+        allowed = None
+        if len(rows) < len(self.vectors):
+            allowed = np.zeros(len(self.vectors), dtype=bool)
+            allowed[rows] = True
+        with self._lock:
+            self._selections[where] = allowed, len(rows)
+            while len(self._selections) > FILTERS:
+                self._selections.popitem(last=False)
+        return allowed, len(rows)
+
+
+def open_search(
+    database: ItemDatabase, folder: Path, kind: Kind, vectors: Vectors, notes: Mapping[str, Any]
+) -> VectorSearch:
+    """FileNotFoundError where the index's file is gone: a writer may have replaced it meanwhile."""
+    return VectorSearch(database, kind, vectors, read_index(folder / notes["file"], mapped=True) if notes else None)
