@@ -33,7 +33,7 @@ from quintet.mining.mine import mine_codes
 from quintet.scores.embedding import dot_scores
 
 TOP_TEXTS, TOP_IMAGES, SEED, CHECKED = 300, 60, 0, 256
-SHAPES = {"cpu": ((4096, 8192), (1024, 16384)), "cuda": ((8192, 65536), (16384, 32768))}  # of the plain way's blocks
+SHAPES = {"cpu": ((4096, 8192),), "cuda": ((8192, 65536), (16384, 32768))}  # of the plain way's blocks
 
 
 class Products:

@@ -59,6 +59,8 @@ def test_settings_that_an_open_run_cannot_follow_are_refused(trained: Path, tiny
         quintet.mine(run, tiny_corpus, stage="online")
     with pytest.raises(QuintetError, match="device"):
         quintet.mine(run, tiny_corpus, device="cuda:99")
+    with pytest.raises(QuintetError, match="batches"):
+        quintet.mine(run, tiny_corpus, batch_size=0)
     with pytest.raises(QuintetError, match="corpus"):
         quintet.mine("quintet-small", device="cpu")
 

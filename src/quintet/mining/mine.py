@@ -67,20 +67,26 @@ def mine(
 
     Under torchrun encoding and mining are shared out, every process gets the lists and the first one writes them.
 
-        lists = quintet.mine("runs/first", "corpora/f30k", top_texts=300)
-        lists.texts[7]  # rows of the split's texts, hardest first
+    >>> import quintet, tempfile
+    >>> corpus = quintet.import_corpus("scenes", "-", tempfile.mkdtemp(), train=4, dev=1, test=1)  # generated images
+    >>> _ = quintet.extract_features(corpus, "efficientnet-lite0", device="cpu")
+    >>> lists = mine("quintet-small", corpus, top_texts=7, top_images=2, device="cpu")
+    >>> lists.texts.shape, lists.images.shape  # rows of the split, hardest first
+    ((4, 7), (20, 2))
     """
+    options = {
+        "top_texts": top_texts,
+        "top_images": top_images,
+        "exclude_duplicates": exclude_duplicates,
+        "false_negative_margin": false_negative_margin,
+    }
+    _check_options(options, precision)
+    if batch_size < 1:
+        raise QuintetError(f"batches hold at least one image or text, got {batch_size}")
     run = as_run(run, stage=stage, device=device)
     with distributed.process_group(run.device):
         corpus = as_corpus(corpus if corpus is not None else default_corpus([run.folder]))
         split = corpus.split(split) if isinstance(split, str) else split
-        options = {
-            "top_texts": top_texts,
-            "top_images": top_images,
-            "exclude_duplicates": exclude_duplicates,
-            "false_negative_margin": false_negative_margin,
-        }
-        _check_options(options, precision)
         journal = None
         if out is not None:
             out = Path(out)
