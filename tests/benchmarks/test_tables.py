@@ -95,6 +95,20 @@ def test_epoch_times_become_a_table(page: Any, tmp_path: Path) -> None:
     assert "| aoq-scan-flickr8k | 128 | 235 | one by one | 4.0 | 8.7 |  |" in text
 
 
+def test_mining_becomes_a_table(page: Any, tmp_path: Path) -> None:
+    side = {"not_among_the_best": 1}
+    check = {"scored_again": {"images": 3, "texts": 4}, "texts": side, "images": side}
+    top = {"way": "top-k", "seconds": [9.0, 8.04], "times_plain": 1.0, "times_plain_processor": 1.0}
+    ours = {"way": "mine", "seconds": [9.5], "times_plain": 1.125, "times_plain_processor": 1.204, "check": check}
+    sizes = {"images": 10_000, "texts": 50_000, "dim": 512, "top_texts": 300, "top_images": 60, "threads": 2}
+    (tmp_path / "mining_cpu.json").write_text(json.dumps(sizes | {"device": "CPU", "rows": [top, ours]}))
+    text = page()
+    assert "| top-k | 8.0 | 1.00 | 1.00 |  |  |" in text
+    assert "| mine | 9.5 | 1.12 | 1.20 | 3 + 4 | 2 |" in text
+    assert "10,000 images x 50,000 texts" in text
+    assert "2 threads" in text
+
+
 @pytest.mark.parametrize("name", FOUND)
 def test_a_result_of_searching_becomes_a_table(page: Any, name: str) -> None:
     assert all(line not in page() for line in SHOWN[name])

@@ -95,7 +95,8 @@ def mine(
                 return finished
             journal = _journal(out, run, split, options)
         codes = encode_shared(run, corpus, split, batch_size)
-        with reported(progress, f"mining {split.name}", len(split.images) * len(split.texts)) as report:
+        shown = progress if callable(progress) else progress and distributed.is_main()
+        with reported(shown, f"mining {split.name}", len(split.images) * len(split.texts)) as report:
             lists = mine_codes(
                 run.matcher,
                 *codes,
@@ -112,7 +113,7 @@ def mine(
             if distributed.is_main():
                 lists.save(out)
                 own = re.compile(re.escape(f".{out.name}.mining-") + "[0-9a-f]{12}")
-                for old in list(out.parent.iterdir()):  # also those of minings that were given up
+                for old in list(out.parent.iterdir()):  # also those of mining that was given up
                     if own.fullmatch(old.name):
                         remove_journal(old)
             distributed.barrier()
