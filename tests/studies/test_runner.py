@@ -212,6 +212,15 @@ def test_other_settings_in_the_same_folder_are_refused_before_anything_is_traine
     assert calls.made == []
 
 
+def test_a_folder_made_with_other_settings_of_speed_is_continued(
+    tiny_recipe: dict[str, Any], tmp_path: Path, calls: Calls
+) -> None:
+    first = run_study(make_study(changed(tiny_recipe, graphs=True)), tmp_path, QUICK)
+    calls.made.clear()
+    assert run_study(make_study(tiny_recipe), tmp_path, QUICK)["variants"] == first["variants"]
+    assert calls.made == []
+
+
 def test_a_run_whose_first_round_was_trained_anew_is_not_passed_off_as_its_successor(
     tiny_recipe: dict[str, Any], tmp_path: Path
 ) -> None:

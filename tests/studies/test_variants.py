@@ -29,7 +29,7 @@ def test_a_broken_variant_is_named(tiny_recipe: dict[str, Any]) -> None:
 def test_studies_that_cannot_be_run_are_refused() -> None:
     first, second = Variant("first", "First", {}), Variant("second", "Second", {"init": "@first"})
     Study("s", "b", "first", (first, second), ())
-    with pytest.raises(ValueError, match="must stand before"):
+    with pytest.raises(ValueError, match="needs 'first'"):
         Study("s", "b", "first", (second, first), ())
     with pytest.raises(ValueError, match="two variants"):
         Study("s", "b", "first", (first, first), ())

@@ -1,4 +1,4 @@
-"""A study's summary as Markdown, in the layouts of the papers."""
+"""A study's summary as Markdown tables, in the layouts of the papers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NOTHING = "-"
 
 
 def render_tables(summary: dict[str, Any]) -> str:
-    """All tables of a summary, with what has to be known to read them. Only the summary is looked at."""
+    """All tables of a summary, with what a reader must know. They are made of nothing but the summary."""
     parts = [f"# Study {summary['study']}", _preamble(summary)]
     for table in summary["tables"]:
         parts += [f"## {table['title']}", _layout(summary, table)]
@@ -26,14 +26,14 @@ def render_tables(summary: dict[str, Any]) -> str:
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns as wide as their widest cell, so that the text is a table to the eye too; numbers to the right.
+    """A Markdown table whose columns are padded to their widest cell. The first column is left-aligned, others right.
 
     >>> print(markdown_table(["model", "R@1"], [["VSRN", "9.5"]]))
     | model | R@1 |
     |:------|----:|
     | VSRN  | 9.5 |
     """
-    widths = [max(len(row[place]) for row in (header, *rows)) for place in range(len(header))]
+    widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
     lines = [
         "| "
         + " | ".join(c.ljust(w) if not n else c.rjust(w) for n, (c, w) in enumerate(zip(row, widths, strict=True)))

@@ -55,7 +55,7 @@ def measure_run(
 ) -> dict[str, Measurement]:
     """The run's measurement under each protocol; `facts` are written into the result files.
 
-    `measures` are of the whole split and stand among the metrics of every protocol.
+    `measures` are computed on the whole split and added to the metrics of every protocol.
     """
     run = load(folder, device=device)
     found = {name: Measurement(*_paths(results, folder.name, name)) for name in protocols}
@@ -82,7 +82,7 @@ def measure_run(
 
 
 def training_seconds(folder: Path) -> float:
-    """What the epochs of all stages took; an epoch that was resumed counts from there."""
+    """Seconds of the epochs of all stages. A resumed epoch counts from where it was resumed."""
     logs = sorted((folder / "stages").glob("*/log.jsonl"))
     return round(sum(row["seconds"] for log in logs for row in read_jsonl(log) if row["kind"] == "validation"), 3)
 
@@ -92,7 +92,7 @@ def _paths(results: Path, run: str, protocol: str) -> tuple[Path, Path]:
 
 
 def _still_holds(measurement: Measurement, run: Run, split: Split, bootstrap: int, measures: Sequence[Measure]) -> bool:
-    """Whether a file is there that was measured with these weights on these pairs."""
+    """Whether there is a result of these weights on these pairs."""
     if not (measurement.result.is_file() and measurement.ranks.is_file()):
         return False
     content = measurement.content()

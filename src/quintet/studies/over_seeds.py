@@ -20,7 +20,7 @@ Metrics = dict[str, float]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one variant under one seed."""
+    """The outcome of one variant under one seed."""
 
     variant: str
     seed: int
@@ -34,7 +34,7 @@ Outcomes = Mapping[tuple[str, int], Outcome]
 
 
 class Paired:
-    """Tests of a run against the reference of the same seed, query by query; each is made once."""
+    """Paired tests of a run against the reference run of the same seed; each is computed once."""
 
     def __init__(self, reference: str, resamples: int) -> None:
         self.reference, self.resamples = reference, resamples
@@ -59,7 +59,7 @@ def summarise(
     extras: Mapping[str, Mapping[str, Any]],
     out: Path,
 ) -> dict[str, Any]:
-    """Everything the tables need, as JSON values. Paths in it are relative to `out`."""
+    """All numbers of the study, as JSON values. Paths are relative to `out`."""
     protocols = list(facts["protocols"])
     runs = {
         variant.key: [
@@ -89,7 +89,7 @@ def summarise(
         },
         "provenance": provenance(),
     }
-    return json.loads(json.dumps(summary))  # exactly what a reader of the file gets
+    return json.loads(json.dumps(summary))  # as it is read back from the file
 
 
 def _run(

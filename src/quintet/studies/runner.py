@@ -1,10 +1,10 @@
 """Run a study: every variant under every seed, one run folder each, measured alike and summarised.
 
-OUT/runs/VARIANT-seedN/     the run, and study.json: what was asked, on which device, what the training noted
+OUT/runs/VARIANT-seedN/     the run, and study.json: its recipe, the device, the notes of the training
 OUT/results/                one result file and the ranks behind it per run and protocol
 OUT/summary.json            all numbers, from which OUT/tables.md is made
 
-A finished run is never trained again and an unfinished one is resumed, so a stopped study goes on by calling it again.
+A finished run is never trained again and an unfinished one is resumed: to continue a stopped study, run it again.
 A variant that fails is reported and does not stop the others.
 """
 
@@ -38,7 +38,7 @@ from quintet.training.recipe_models import NegativesRecipe, Recipe, StageRecipe
 
 @dataclass(frozen=True)
 class Settings:
-    """How often and how a study measures."""
+    """Seeds, and how a study measures."""
 
     seeds: tuple[int, ...] = (0,)
     protocols: tuple[str, ...] = ("full",)
@@ -84,7 +84,7 @@ class _Runner:
         return summary
 
     def _prepare(self) -> None:
-        """Find out before the first training whether the last one could run."""
+        """Check everything that can be checked before the first training."""
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise QuintetError(
                 "a study runs in one process; to use several devices, start it once per device with other seeds and "
@@ -104,14 +104,17 @@ class _Runner:
             self.data.store.require([image.id for image in self.split.images])
 
     def _check_folder(self, variant: Variant, seed: int) -> None:
-        """Refuse a run folder that was made for something else than is asked for now."""
+        """Refuse a run folder that was made with another recipe."""
         content, folder = variant.content(seed), self.folder(variant.key, seed)
         if not (folder / "study.json").is_file():
             if (folder / "run.json").exists():
                 raise RunError(f"{folder} holds a run that no study made; choose another folder, or move it away")
             return
         made = parse_recipe(read_json(folder / "study.json")["recipe"], where=str(folder / "study.json"))
-        changed = list(differences(made.model_dump(mode="json", by_alias=True), content))
+        old = made.model_dump(mode="json", by_alias=True)
+        for stage in (*old["stages"], *content["stages"]):
+            del stage["graphs"]  # changes the speed, not the run
+        changed = list(differences(old, content))
         if changed:
             raise RunError(
                 f"{folder} was made with other settings than are asked for now: {'; '.join(changed[:3])}; "
@@ -197,7 +200,7 @@ class _Runner:
         )
 
     def _extra(self, extra: Extra) -> dict[str, Any]:
-        """The rows of an extra measurement, taken from the first seed that has what it needs; measured once."""
+        """The rows of an extra measurement, of the first seed whose runs are there; measured once."""
         recipes = {v.key: v.content(self.settings.seeds[0]) for v in self.study.variants if v.key in extra.needs}
         asked = {"recipes": recipes, "device": self.device}
         path = self.out / "results" / f"{extra.key}.json"
@@ -237,7 +240,7 @@ class _Runner:
 
 
 class _Noting:
-    """A display that also keeps what training notes (a collapse, say)."""
+    """A display that also keeps the notes of the training (a collapse, for example)."""
 
     def __init__(self, display: Display, notes: list[str]) -> None:
         self._display = display
@@ -253,7 +256,7 @@ class _Noting:
 
 
 class _PeakMemory:
-    """The most memory that tensors took on a GPU since this was made; on a CPU it is not known."""
+    """The peak memory of tensors on a GPU since the object was created; unknown on a CPU."""
 
     def __init__(self, device: str) -> None:
         self.device = torch.device(device)

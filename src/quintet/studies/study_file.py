@@ -54,7 +54,7 @@ class VariantSpec(_Strict):
 
     key: str | None = Field(None, description="names the run folders; none: the variant's name in this file")
     label: str
-    marks: tuple[str, ...] = Field((), description="what stands in the table's further columns")
+    marks: tuple[str, ...] = Field((), description="its cells in the table's further columns")
     when: str | None = Field(None, description="only with this option")
     round: Literal[1, 2] | None = Field(None, description="the stages of this round instead of all")
     losses: tuple[str, ...] | None = Field(None, description="these losses alone, with the recipe's arguments")
@@ -88,7 +88,7 @@ class TableSpec(_Strict):
     title: str
     rows: tuple[str | RowSpec, ...]
     columns: tuple[str, ...] | None = Field(None, description="metrics; none: all recalls and their sum")
-    compare: str | None = Field(None, description="the variant whose difference stands in parentheses")
+    compare: str | None = Field(None, description="numbers are followed by their difference to this variant's")
     marks: tuple[str, ...] = Field((), description="headings of the rows' marks")
     when: str | tuple[str, ...] | dict[str, Any] | None = Field(
         None, description="only with one of these options, or where an option has this value"

@@ -1,4 +1,4 @@
-"""What a study consists of: variants of a recipe, and the tables that compare them."""
+"""A study: variants of a recipe, the tables that compare them, and further measurements."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MARK = "@"
 class Variant:
     """One way of training: the content of a recipe, seed aside.
 
-    A text in it such as "@online" stands for the run folder of the variant `online` of the same seed, so that a run can
+    A value such as "@online" stands for the run folder of the variant `online` of the same seed, so that a run can
     mine with another one, or start from it.
 
     >>> Variant("second", "Second", {"stages": [{"init": "@first", "negatives": {"from": "@first"}}]}).needs
@@ -34,11 +34,11 @@ class Variant:
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """The variants that must have been trained before."""
+        """The variants that must be trained before this one."""
         return tuple(dict.fromkeys(text[1:] for text in _texts(self.recipe) if text.startswith(MARK)))
 
     def content(self, seed: int) -> dict[str, Any]:
-        """The whole recipe with its defaults, as JSON values; the marks stay."""
+        """The whole recipe with its defaults, as JSON values. Values such as "@online" are kept."""
         recipe = parse_recipe(copy.deepcopy(dict(self.recipe)) | {"seed": seed}, where=f"variant {self.key!r}")
         content = recipe.model_dump(mode="json", by_alias=True)
         if recipe.data.corpus is not None:
@@ -52,7 +52,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a table: a variant, under a label that may differ from its own; `marks` stand in further columns."""
+    """One line of a table: a variant, its label there, and `marks`, the cells of further columns."""
 
     variant: str
     label: str
@@ -61,8 +61,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Layout:
-    """A table of metrics. `compare`: the variant whose difference stands in parentheses behind each number; `marks`:
-    the headings of the rows' marks."""
+    """A table of metrics. `compare`: each number is followed by its difference to this variant's. `marks`: the
+    headings of the rows' marks."""
 
     title: str
     rows: tuple[Row, ...]
@@ -73,7 +73,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Measure:
-    """A number of every run beside its metrics, and like these a column: what it is called, and how it is measured."""
+    """A further number of every run, which tables can show like a metric."""
 
     name: str
     of: Callable[[Member, Split], float]
@@ -116,7 +116,7 @@ class Extra:
 
 @dataclass(frozen=True)
 class Study:
-    """Variants in an order in which they can be trained, and what is made of them."""
+    """Variants in an order in which they can be trained, and the tables of their results."""
 
     name: str
     base: str  # the recipe that all variants change
@@ -125,7 +125,7 @@ class Study:
     tables: tuple[Layout, ...]
     extras: tuple[Extra, ...] = ()
     measures: tuple[Measure, ...] = ()
-    notes: tuple[str, ...] = ()  # what a reader of the tables has to know
+    notes: tuple[str, ...] = ()  # for readers of the tables
 
     def __post_init__(self) -> None:
         known: set[str] = set()
@@ -134,7 +134,7 @@ class Study:
                 raise ValueError(f"two variants are called {variant.key!r}")
             late = [key for key in variant.needs if key not in known]
             if late:
-                raise ValueError(f"variant {variant.key!r} needs {late[0]!r}, which must stand before it")
+                raise ValueError(f"variant {variant.key!r} needs {late[0]!r}, which must come before it")
             known.add(variant.key)
         wanted = {self.reference} | {row.variant for table in self.tables for row in table.rows}
         wanted |= {table.compare for table in self.tables if table.compare} | {k for e in self.extras for k in e.needs}
@@ -146,7 +146,7 @@ class Study:
 
 
 def differences(old: Any, new: Any, path: str = "") -> Iterator[str]:
-    """Where two contents differ, as texts.
+    """Where two recipes (or other JSON values) differ, one string for each difference.
 
     >>> list(differences({"a": {"b": 1}, "c": 2}, {"a": {"b": 3}, "c": 2}))
     ['a.b is 1, not 3']

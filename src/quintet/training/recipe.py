@@ -1,4 +1,4 @@
-"""Recipes are read, changed and written: one YAML file names the data, the matcher and the stages of its training."""
+"""Read, extend, override and write recipes: YAML files of the data, the matcher and the stages of training."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from quintet.training.recipe_models import Recipe
 
 
 class _Yaml(yaml.SafeLoader):
-    """YAML in which 1e-3 is a number, as people mean it (PyYAML wants 1.0e-3)."""
+    """YAML in which 1e-3 is a number (PyYAML reads only 1.0e-3 as one)."""
 
 
 _Yaml.add_implicit_resolver(
@@ -278,7 +278,7 @@ def _explain(problem: Any) -> str:
 
 
 def _nearest_key(location: list[str]) -> str:
-    """Suggest the nearest field of the model that the unknown key stands in."""
+    """The nearest field to an unknown key, or all fields of the mapping that holds the key."""
     model: Any = Recipe
     for part in location[:-1]:
         if part.isdigit():

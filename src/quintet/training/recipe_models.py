@@ -1,4 +1,4 @@
-"""What a recipe may say: data, matcher and the stages of its training, with every default."""
+"""The fields of a recipe and their defaults: data, matcher, and the stages of training."""
 
 from __future__ import annotations
 
@@ -16,19 +16,21 @@ class TokenizerRecipe(_Strict):
     """How texts become token ids."""
 
     kind: Literal["words", "wordpiece"] = "words"
-    min_count: int = Field(4, ge=1, description="words: how often a word must occur in the training split")
-    longest: int | None = Field(None, ge=3, description="longer texts are cut to so many tokens, marks included")
-    marks: bool = Field(True, description="words: put <start> and <end> around a text")
+    min_count: int = Field(4, ge=1, description="words: minimum count of a word in the training split")
+    longest: int | None = Field(None, ge=3, description="maximum number of tokens of a text, special tokens included")
+    marks: bool = Field(True, description="words: add the special tokens <start> and <end>")
     unknown: Literal["mark", "drop"] = Field("mark", description="words outside the vocabulary: <unk>, or left out")
-    case: bool = Field(False, description="words: Dog and dog are two words")
-    vocabulary: Path | None = Field(None, description="words: SCAN's JSON instead of one built here")
+    case: bool = Field(False, description="words: case-sensitive")
+    vocabulary: Path | None = Field(
+        None, description="words: a vocabulary in SCAN's JSON format instead of one built from the training split"
+    )
     source: str | None = Field(
         None, description="wordpiece: vocab.txt, folder or hub name; none: trained on the corpus"
     )
-    size: int = Field(8000, ge=10, description="wordpiece: how many pieces, when trained on the corpus")
-    word_vectors: Path | None = Field(None, description="GloVe or word2vec file for the first word embeddings")
+    size: int = Field(8000, ge=10, description="wordpiece: size of the vocabulary, when trained on the corpus")
+    word_vectors: Path | None = Field(None, description="GloVe or word2vec file that initialises the word embeddings")
     vectors_only: bool = Field(False, description="words without a vector in that file are outside the vocabulary")
-    vectors_start: bool = Field(True, description="false: embeddings start random, the file only says which words")
+    vectors_start: bool = Field(True, description="false: random embeddings; the file only selects the words")
 
     @model_validator(mode="after")
     def _files_are_of_the_kind(self) -> TokenizerRecipe:
@@ -47,9 +49,9 @@ class AugmentRecipe(_Strict):
     crop: Literal["none", "resized", "shift", "squeeze"] = Field(
         "none", description="shift: a crop from a slightly larger image; squeeze: which is made square first"
     )
-    flip: float = Field(0.0, ge=0, le=1, description="how often an image is mirrored; 0 where left and right matter")
-    regions: float = Field(0.0, ge=0, lt=1, description="features: the share of regions that are left out")
-    words: float = Field(0.0, ge=0, lt=1, description="the share of words that are hidden, replaced or left out")
+    flip: float = Field(0.0, ge=0, le=1, description="probability of a horizontal flip; 0 where left and right matter")
+    regions: float = Field(0.0, ge=0, lt=1, description="features: probability of dropping a region")
+    words: float = Field(0.0, ge=0, lt=1, description="probability of masking, replacing or dropping a word")
 
 
 class DataRecipe(_Strict):
@@ -67,10 +69,10 @@ class DataRecipe(_Strict):
     )
     keep: Literal["auto", "disk", "device"] = Field(
         "auto",
-        description="where images wait: device memory, or disk; auto: features in a GPU's where they fit easily",
+        description="where image data is kept; auto: features that fit easily in a GPU's memory, else on disk",
     )
-    workers: int = Field(0, ge=0, description="processes that load batches; 0: the training process itself")
-    limit: int | None = Field(None, ge=2, description="train on the first so many groups only, for trials")
+    workers: int = Field(0, ge=0, description="data loader processes; 0: load in the training process")
+    limit: int | None = Field(None, ge=2, description="train on the first N groups only, for trials")
 
     @model_validator(mode="after")
     def _what_changes_is_there(self) -> DataRecipe:
@@ -84,7 +86,7 @@ class DataRecipe(_Strict):
 
 
 class NamedRecipe(BaseModel):
-    """A name and the plain arguments of what it names; they are checked by its builder."""
+    """A name and its arguments, which are checked by the builder of that name."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
     name: str
@@ -95,19 +97,21 @@ class NamedRecipe(BaseModel):
 
 
 class BatchRecipe(_Strict):
-    kind: Literal["random", "neighbours"] = Field("random", description="neighbours: images that look alike together")
+    kind: Literal["random", "neighbours"] = Field("random", description="neighbours: batches of similar images")
     size: int = Field(128, ge=2, description="pairs in a batch, over all processes")
     per: Literal["texts", "images"] = Field("texts", description="an epoch visits each text once, or each image once")
     drop_last: bool = False
-    from_epoch: int = Field(0, ge=0, description="neighbours: random batches for so many epochs first")
+    from_epoch: int = Field(0, ge=0, description="neighbours: epochs with random batches before")
     refresh: int = Field(1, ge=1, description="neighbours: epochs between two clusterings by the current weights")
-    per_cluster: int = Field(8, ge=2, description="neighbours: images of a cluster that come together")
+    per_cluster: int = Field(8, ge=2, description="neighbours: images per cluster in a batch")
     clusters: int | None = Field(
-        None, ge=1, description="neighbours: of k-means; none: four times per_cluster images each"
+        None,
+        ge=1,
+        description="neighbours: number of k-means clusters; none: so many that each has 4 x per_cluster images",
     )
 
     @model_validator(mode="after")
-    def _bunches_fill_a_batch(self) -> BatchRecipe:
+    def _clusters_fill_a_batch(self) -> BatchRecipe:
         if self.kind == "neighbours" and self.size % self.per_cluster:
             raise ValueError(f"a batch of {self.size} cannot be made of {self.per_cluster} images a cluster")
         return self
@@ -118,24 +122,24 @@ class NegativesRecipe(_Strict):
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
     source: str = Field(alias="from", description="an earlier stage, or the run folder of a teacher")
-    top_texts: int = Field(300, ge=1, description="h: how many hard negative texts an image has")
-    top_images: int = Field(60, ge=1, description="how many hard negative images a text has")
+    top_texts: int = Field(300, ge=1, description="h: number of hard negative texts per image")
+    top_images: int = Field(60, ge=1, description="number of hard negative images per text")
     distribution: Literal["uniform", "normal"] = "uniform"
-    mean: float = Field(0.5, ge=0, le=1, description="normal: its centre, as a fraction of the list")
-    std: float = Field(0.25, gt=0, description="normal: likewise")
+    mean: float = Field(0.5, ge=0, le=1, description="normal: mean, as a fraction of the list")
+    std: float = Field(0.25, gt=0, description="normal: standard deviation, as a fraction of the list")
     coupled: bool = Field(False, description="one draw for text and image, as in the released code")
     exclude_duplicates: bool = Field(False, description="leave out texts equal to one of the anchor's own")
     false_negative_margin: float | None = Field(
-        None, description="leave out candidates that score too near the positive"
+        None, description="leave out candidates whose score is within this margin of the positive's"
     )
 
     def mining(self) -> dict[str, Any]:
-        """What decides which lists are mined; the rest says how they are drawn from."""
+        """The settings that decide which lists are mined. The others say how negatives are drawn from them."""
         return self.model_dump(include={"top_texts", "top_images", "exclude_duplicates", "false_negative_margin"})
 
 
 class GroupRecipe(_Strict):
-    """Parameters whose name matches the pattern get their own settings; the first match counts."""
+    """Settings of the parameters whose names match the pattern; the first match counts."""
 
     match: str = Field(description="a pattern of names, as in 'matcher.text_encoder.*'")
     lr_scale: float = Field(1.0, ge=0)
@@ -157,9 +161,9 @@ class ScheduleRecipe(_Strict):
     kind: Literal["constant", "step", "multistep", "cosine"] = "constant"
     every: int = Field(15, ge=1, description="step: epochs between two decays")
     milestones: tuple[float, ...] = Field((), description="multistep: epochs after which it decays")
-    factor: float = Field(0.1, gt=0, description="step and multistep: what one decay multiplies by")
+    factor: float = Field(0.1, gt=0, description="step and multistep: factor of one decay")
     floor: float = Field(0.0, ge=0, description="cosine: the last factor")
-    warmup_steps: int = Field(0, ge=0, description="linear from zero")
+    warmup_steps: int = Field(0, ge=0, description="linear warm-up from zero")
 
 
 class StageRecipe(_Strict):
@@ -169,7 +173,7 @@ class StageRecipe(_Strict):
     init: str = Field("scratch", description="scratch, previous (the stage before), or a run folder")
     freeze: tuple[str, ...] = Field((), description="patterns of parameter names that are not trained")
     frozen: Literal["eval", "train"] = Field(
-        "eval", description="how parts run that freeze leaves nothing to train in; train: batch statistics and dropout"
+        "eval", description="mode of the parts that freeze leaves without trained parameters"
     )
     loss: dict[str, dict[str, Any]] = Field(description="losses by name, each with its arguments")
     reduction: Literal["sum", "mean"] = Field("sum", description="over the anchors of the batch")
@@ -178,7 +182,7 @@ class StageRecipe(_Strict):
     optimizer: OptimizerRecipe = OptimizerRecipe()
     schedule: ScheduleRecipe = ScheduleRecipe()
     epochs: int = Field(30, ge=1)
-    clip: float | None = Field(2.0, gt=0, description="largest norm of the whole gradient")
+    clip: float | None = Field(2.0, gt=0, description="maximum norm of the gradient")
     accumulate: int = Field(1, ge=1, description="batches per optimizer step; each has its own negatives")
     precision: Literal["float32", "tf32", "bfloat16"] = Field(
         "float32", description="tf32: products on a GPU's tensor cores; bfloat16: automatic half precision"
@@ -187,9 +191,11 @@ class StageRecipe(_Strict):
     graphs: bool = Field(False, description="on one GPU, record a step and replay it (CUDA graphs)")
     select: str = Field("rsum", description="the validation metric whose best epoch is kept")
     validate_every: int = Field(
-        1, ge=1, description="epochs between two looks at the validation split; the last has one"
+        1, ge=1, description="epochs between two validations; the last epoch is always validated"
     )
-    select_after: int = Field(0, ge=0, description="epochs that are not selected: a loss that is still warming up, say")
+    select_after: int = Field(
+        0, ge=0, description="the first epochs, which are never selected: those of a warm-up, for example"
+    )
     checkpoint_every: int = Field(200, ge=1, description="optimizer steps between two checkpoints")
     log_every: int = Field(20, ge=1, description="optimizer steps between two log lines")
     on_collapse: Literal["warn", "stop"] = "warn"
