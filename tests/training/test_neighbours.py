@@ -85,6 +85,16 @@ def test_a_stopped_run_resumes_bit_for_bit(tiny_recipe: dict[str, Any], tmp_path
         assert torch.equal(whole[name], stopped[name]), name
 
 
+def test_refreshing_removes_no_file_of_someone_else(tiny_recipe: dict[str, Any], tmp_path: Path) -> None:
+    recipe = parse_recipe(hrem_recipe(tiny_recipe, log_every=1, checkpoint_every=2))
+    with pytest.raises(InterruptedError):
+        train(recipe, tmp_path / "run", device="cpu", display=StopAt(7))
+    folder = tmp_path / "run" / "stages" / "online"
+    (folder / "clusters-mine.npy").write_bytes(b"mine")
+    resume(tmp_path / "run", device="cpu")
+    assert sorted(path.name for path in folder.glob("clusters-*")) == ["clusters-3.npy", "clusters-mine.npy"]
+
+
 def test_clusters_are_refreshed_on_schedule_and_kept(tiny_recipe: dict[str, Any], tmp_path: Path) -> None:
     train(parse_recipe(hrem_recipe(tiny_recipe)), tmp_path / "run", device="cpu")
     kept = sorted((tmp_path / "run" / "stages" / "online").glob("clusters-*.npy"))

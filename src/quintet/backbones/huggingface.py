@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor, nn
 
 from quintet.backbones.preprocess import RESAMPLE, Preprocess
 from quintet.backbones.tower import ImageTower, fold_tokens
-from quintet.backbones.weights import first_line
+from quintet.backbones.weights import first_line, hub_source
 from quintet.errors import QuintetError
 
 MAX_PREFIX_TOKENS = 16  # class and register tokens
@@ -69,7 +68,7 @@ def _load_model(name: str, pretrained: bool) -> nn.Module:
         raise QuintetError(
             f"the image tower hf:{name} needs the `hf` extra: `pip install 'quintet[hf]'` ({error})"
         ) from None
-    source = str(Path(name).expanduser()) if Path(name).expanduser().is_dir() else name
+    source = hub_source(name)
     try:
         # Code from a model's own repository is never run: trust_remote_code stays off.
         model = (
@@ -90,7 +89,7 @@ def _load_model(name: str, pretrained: bool) -> nn.Module:
 def _load_preprocess(name: str) -> Preprocess:
     from transformers.image_processing_base import ImageProcessingMixin
 
-    source = str(Path(name).expanduser()) if Path(name).expanduser().is_dir() else name
+    source = hub_source(name)
     try:
         config, _ = ImageProcessingMixin.get_image_processor_dict(source)
     except OSError as error:

@@ -6,13 +6,12 @@ Both take token ids padded at the end and give (n, L, dim); outputs at padding a
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from quintet.backbones.weights import first_line
+from quintet.backbones.weights import first_line, hub_source
 from quintet.errors import QuintetError, RecipeError
 
 
@@ -125,7 +124,7 @@ def text_encoder_config(name: str) -> dict[str, Any]:
     """The configuration of a Hugging Face encoder as JSON values: with the weights, all that makes it again."""
     transformers = _transformers(name)
     try:
-        config = transformers.AutoConfig.from_pretrained(_source(name))
+        config = transformers.AutoConfig.from_pretrained(hub_source(name))
     except (OSError, ValueError) as error:
         raise _not_found(name, error) from None
     return config.to_dict()
@@ -136,7 +135,7 @@ def _load_model(name: str, config: dict[str, Any] | None, pretrained: bool) -> n
     try:
         # Code from a model's own repository is never run: trust_remote_code stays off.
         if pretrained:
-            model = transformers.AutoModel.from_pretrained(_source(name))
+            model = transformers.AutoModel.from_pretrained(hub_source(name))
         else:
             settings = text_encoder_config(name) if config is None else dict(config)
             kind = settings.pop("model_type", None)
@@ -160,11 +159,6 @@ def _transformers(name: str) -> Any:
             f"the text encoder {name} needs the `hf` extra: `pip install 'quintet[hf]'` ({error})"
         ) from None
     return transformers
-
-
-def _source(name: str) -> str:
-    folder = Path(name).expanduser()
-    return str(folder) if folder.is_dir() else name
 
 
 def _not_found(name: str, error: Exception) -> QuintetError:

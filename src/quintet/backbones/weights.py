@@ -17,8 +17,14 @@ COUNTER = "num_batches_tracked"  # BatchNorm's step counter: some files leave it
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, short enough to quote."""
+    """The first line of an error's message, short enough to quote."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def hub_source(name: str) -> str:
+    """What Hugging Face's `from_pretrained` takes: the path of a folder, or a name on the hub."""
+    folder = Path(name).expanduser()
+    return str(folder) if folder.is_dir() else name
 
 
 def read_weights(path: Path | str) -> dict[str, Tensor]:
