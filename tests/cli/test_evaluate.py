@@ -1,11 +1,9 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
-from typing import Any
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,7 +17,8 @@ from quintet.codes import Codes
 from quintet.data.batches import ImageBatch, TextBatch
 from quintet.data.corpus import Corpus, Image, Text
 from quintet.errors import QuintetError
-from quintet.evaluation import load_ranks, metrics_of_ranks
+from quintet.evaluation import evaluator, load_ranks, metrics_of_ranks
+from quintet.runs.run import Run
 from quintet.scores.embedding import dot_scores
 
 GROUPS, DIM = 25, 12
@@ -45,21 +44,31 @@ class Noisy(nn.Module):
         return dot_scores(image_codes, text_codes).diagonal()
 
 
-class FakeRun:
-    def __init__(self, folder: Path) -> None:
-        self.name = folder.name
-        self.noise = {"good": 0.3, "bad": 3.0, "other": 0.3}[folder.name]
-        self.matcher = Noisy()
-        self.weights_checksum = f"sum of {folder.name}"
+class FakeRun(Run):
+    """A run whose images are their group's vector with noise: much for `bad`, little for `good` and `other`."""
 
-    def image_batches(self, corpus: Corpus, images: Sequence[Image], batch_size: int) -> Iterator[ImageBatch]:
+    def __init__(self, folder: Path, device: object) -> None:
+        super().__init__(
+            folder=folder,
+            name=folder.name,
+            matcher=Noisy(),
+            model={"name": "noisy", "arguments": {}},
+            tokenizer=None,
+            image_input={"kind": "features", "name": "none"},
+            default_corpus=None,
+            weights_checksum=f"sum of {folder.name}",
+            device=torch.device("cpu"),
+        )
+        self.noise = {"good": 0.3, "bad": 3.0, "other": 0.3}[folder.name]
+
+    def image_batches(self, corpus: Corpus, images: Sequence[Image], batch_size: int = 128) -> Iterator[ImageBatch]:
         vectors = torch.randn(GROUPS, DIM, generator=torch.Generator().manual_seed(0))
         noise = torch.randn(len(images), DIM, generator=torch.Generator().manual_seed(1))
         rows = vectors[[int(image.group) for image in images]] + self.noise * noise
         for part in rows.split(batch_size):
             yield ImageBatch(fragments=part[:, None])
 
-    def text_batches(self, texts: Sequence[Text], batch_size: int) -> Iterator[TextBatch]:
+    def text_batches(self, texts: Sequence[Text], batch_size: int = 128) -> Iterator[TextBatch]:
         for start in range(0, len(texts), batch_size):
             yield TextBatch.from_ids([[int(text.group)] for text in texts[start : start + batch_size]])
 
@@ -73,16 +82,14 @@ def write_head(folder: Path, corpus: Path | None) -> None:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A corpus, the heads of three runs, and a stand-in for the module that opens runs."""
+    """A corpus, the heads of three runs, and a stand-in for opening a run."""
     for name in ("good", "bad", "other"):
         write_head(tmp_path / name, tmp_path / ("elsewhere" if name == "other" else "corpus"))
     images = [Image(f"i{g}", str(g)) for g in range(GROUPS)]
     texts = [Text(f"t{g}-{k}", str(g), "words") for g in range(GROUPS) for k in range(3)]
     everything = [str(g) for g in range(GROUPS)]
     Corpus("small", images, texts, {"test": everything, "dev": everything[:10]}).save(tmp_path / "corpus")
-    module: Any = ModuleType("quintet.runs.run")
-    module.open_run = FakeRun
-    monkeypatch.setitem(sys.modules, "quintet.runs.run", module)
+    monkeypatch.setattr(evaluator, "load", FakeRun)
     return tmp_path
 
 
@@ -215,7 +222,6 @@ def test_ranks_are_written(home: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["good", "--protocol", "5flod"], "did you mean '5fold'"),
         (["good", "--protocol", "5k"], "5,000 images"),
         (["good", "--split", "tset"], "did you mean 'test'"),
         (["good", "other"], "different corpora"),
@@ -226,6 +232,12 @@ def test_mistakes_are_explained(home: Path, arguments: list[str], message: str) 
     named = [home / word if word in ("good", "bad", "other") else word for word in arguments]
     with pytest.raises(QuintetError, match=message):
         evaluate(*named)
+
+
+def test_a_protocol_that_does_not_exist(home: Path) -> None:
+    wrong = evaluate(home / "good", "--protocol", "5flod")
+    assert wrong.exit_code == 2
+    assert "'5fold'" in wrong.output
 
 
 def test_a_run_without_a_corpus_needs_one_named(home: Path) -> None:

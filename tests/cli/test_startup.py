@@ -8,11 +8,20 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import typer
 
+from quintet.cli import analyse as cli_analyse
+from quintet.cli import convert as cli_convert
+from quintet.cli import evaluate as cli_evaluate
+from quintet.cli import mine as cli_mine
 from quintet.cli.main import app
+from quintet.evaluation import protocols
+from quintet.mining.block_scores import Precision
+from quintet.report import analysis
+from quintet.runs import convert
 
 HEAVY = ("torch", "transformers", "faiss", "fastapi", "matplotlib", "onnxruntime", "sklearn")
 # typer then takes the name of the shell as a value, instead of finding out in which one it runs.
@@ -86,7 +95,12 @@ def test_wrong_usage(tmp_path: Path) -> None:
         ["search", "x", "text", "--find", "sounds"],
         ["index", "quintet-small", "absent", "-o", "out"],
         ["convert", "scan", "absent.pth.tar", "-o", "out"],
+        ["convert", "scna", "model.pth.tar", "-o", "out"],
+        ["evaluate", "quintet-small", "--protocol", "5flod"],
+        ["analyse", "quintet-small", "--what", "ranks,wrods", "-o", "out"],
+        ["mine", "quintet-small", "--precision", "float8"],
     ]
+    (tmp_path / "model.pth.tar").touch()
     answers(calls, tmp_path, 2)
 
 
@@ -135,6 +149,13 @@ def test_errors_that_are_found_early(tmp_path: Path) -> None:
     answers(calls, tmp_path, 1)
 
 
+def test_names_are_those_of_the_library() -> None:
+    assert set(cli_evaluate.PROTOCOLS) == set(protocols.PROTOCOLS)
+    assert set(cli_analyse.ANALYSES) == set(analysis.ANALYSES.names())
+    assert set(cli_convert.KINDS) == set(convert.kinds())
+    assert set(cli_mine.PRECISIONS) == set(get_args(Precision))
+
+
 def test_completion_is_installed_for_a_shell(tmp_path: Path) -> None:
     answers([["--install-completion", "bash"]], tmp_path, 0, HOME=str(tmp_path), **NAMED_SHELL)
     assert "_QUINTET_COMPLETE" in (tmp_path / ".bash_completions" / "quintet.sh").read_text()
@@ -150,6 +171,7 @@ def test_completion_is_installed_for_a_shell(tmp_path: Path) -> None:
         ("train vse-scenes --device cu", "cuda"),
         ("evaluate quin", "quintet-small"),
         ("evaluate quintet-small --protocol 5", "5fold"),
+        ("analyse quintet-small --what ranks,wo", "ranks,words"),
         ("data import fl", "flickr"),
         ("data inspect corpus --split te", "test"),
         ("evaluate quintet-small --corpus corpus --split ho", "holdout"),

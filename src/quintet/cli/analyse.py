@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,6 +21,13 @@ from quintet.cli.options import (
     RunArgument,
     SplitOption,
     complete_run,
+    one_of,
+    split_names,
+)
+
+ANALYSES = (
+    *("distributions", "correlation", "words", "curves", "errors", "hardness", "ranks", "negatives", "mined"),
+    "timing",
 )
 
 
@@ -43,6 +49,7 @@ def analyse_command(
             metavar="KIND,...",
             help="Analyses to make: distributions, correlation, words, curves, errors, hardness, ranks, negatives, "
             "mined, timing; default: all that apply, except timing.",
+            **one_of("analysis", ANALYSES, several=True),
         ),
     ] = None,
     seed: Annotated[int, typer.Option(metavar="SEED", min=0, help="Seed of everything drawn at random.")] = 0,
@@ -88,12 +95,10 @@ def analyse_command(
     where = Corpus.open(corpus or default_corpus([run]))
     where.split(split)
 
-    from quintet.report.analysis import ANALYSES, Options, analyse, open_subjects
+    from quintet.report.analysis import Options, analyse, open_subjects
     from quintet.runs.devices import pick_device
 
-    kinds = [part for part in re.split(r"[,\s]+", what) if part] if what else None
-    for kind in kinds or ():
-        ANALYSES.builder(kind)  # report a typo before a run is opened
+    kinds = split_names(what) if what else None
     options = Options(seed=seed, bins=bins, images=images, samples=samples, batch_size=batch_size, block=block)
     torch_device = pick_device(device)
     with Console(stderr=True, quiet=as_json).status("opening") as status:

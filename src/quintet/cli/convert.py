@@ -9,9 +9,11 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from quintet.cli.options import JsonOption
+from quintet.cli.options import JsonOption, one_of
 from quintet.errors import RecipeError
 from quintet.files import read_json
+
+KINDS = ("scan", "bfan", "vsrn", "vsepp", "vse-infinity", "hrem", "aoq")
 
 
 def convert_command(
@@ -21,6 +23,7 @@ def convert_command(
             metavar="KIND",
             help="Implementation that wrote the checkpoint: scan, bfan, vsrn, vsepp, vse-infinity, hrem, or aoq (VSRN "
             "or BFAN trained with AOQ).",
+            **one_of("kind of checkpoint", KINDS),
         ),
     ],
     checkpoint: Annotated[

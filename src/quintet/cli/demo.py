@@ -50,8 +50,8 @@ def demo_command(
         raise QuintetError(f"{out} holds an earlier demo; remove it, or choose another folder with --out")
     plan = load_recipe(recipe, [f"data.corpus={json.dumps(str(out / 'corpus'))}", f"seed={seed}"])
 
-    from quintet.cli.evaluate import results_table
     from quintet.data.scenes.generate import make_scenes
+    from quintet.evaluation.result import results_table
     from quintet.report.page import write_search_page
     from quintet.search.indexing import build_index
     from quintet.search.searcher import Searcher

@@ -12,7 +12,6 @@ from rich.console import Console
 
 from quintet.cli.options import COMPUTE, OUTPUT, DeviceOption, JsonOption, WorkersOption
 from quintet.cli.progress import work_bar
-from quintet.errors import QuintetError
 
 if TYPE_CHECKING:
     from quintet.features.extract import ExtractReport
@@ -91,7 +90,6 @@ def features_command(
     from quintet.data.corpus import Corpus
 
     opened = Corpus.open(corpus)
-    cells = _grid(grid)
 
     from quintet.features.extract import extract_features
 
@@ -102,7 +100,7 @@ def features_command(
             backbone,
             name=name,
             weights=weights,
-            grid=cells,
+            grid=grid,
             crop=crop.value,
             batch_size=batch_size,
             dtype=dtype.value,
@@ -115,18 +113,6 @@ def features_command(
         print(json.dumps(_as_json(report), ensure_ascii=False))
     else:
         _print(report, console)
-
-
-def _grid(text: str) -> tuple[int, int]:
-    """
-    >>> _grid("6"), _grid("4x8")
-    ((6, 6), (4, 8))
-    """
-    sides = text.lower().split("x")
-    if len(sides) > 2 or not all(side.strip().isdecimal() and 1 <= int(side) <= 64 for side in sides):
-        raise QuintetError(f"--grid {text!r}: write 6 for 6 x 6 cells, or 4x8 for 4 rows of 8; at most 64 a side")
-    rows, columns = int(sides[0]), int(sides[-1])
-    return rows, columns
 
 
 def _as_json(report: ExtractReport) -> dict[str, object]:

@@ -19,6 +19,7 @@ from quintet.cli.options import (
     JsonOption,
     RunArgument,
     SplitOption,
+    one_of,
     parse_size,
 )
 from quintet.errors import QuintetError
@@ -26,6 +27,7 @@ from quintet.errors import QuintetError
 if TYPE_CHECKING:
     from quintet.data.negatives import NegativeLists
 
+PRECISIONS = ("auto", "float32", "float16", "bfloat16")
 REASONS = {
     "positive_pairs": "pairs of one group",
     "duplicate_sentence_pairs": "pairs that share a text",
@@ -75,6 +77,7 @@ def mine_command(
         typer.Option(
             metavar="FORMAT",
             help="Number format of the first pass: auto, float32, float16 or bfloat16. Float32 scores decide.",
+            **one_of("number format", PRECISIONS),
             rich_help_panel=COMPUTE,
         ),
     ] = "auto",

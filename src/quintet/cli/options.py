@@ -81,6 +81,33 @@ def parse_size(text: str) -> int:
     return int(float(match[1]) * SIZES[match[2].upper()])
 
 
+def split_names(text: str) -> list[str]:
+    """
+    >>> split_names("ranks, words")
+    ['ranks', 'words']
+    """
+    return [name for name in re.split(r"[,\s]+", text) if name]
+
+
+def one_of(kind: str, names: tuple[str, ...], *, several: bool = False) -> dict[str, Any]:
+    """Arguments of a `typer.Option` that takes one of the names (`several`: some, with commas): check and completion.
+
+    The names are those of the library, which are not read from there, because that would import torch.
+    """
+
+    def check(value: str | None) -> str | None:
+        for name in [] if value is None else split_names(value) if several else [value]:
+            if name not in names:
+                raise typer.BadParameter(f"there is no {kind} {name!r}; {suggest(name, names)}")
+        return value
+
+    def complete(incomplete: str) -> Iterator[str]:
+        before, comma, last = incomplete.rpartition(",") if several else ("", "", incomplete)
+        yield from (f"{before}{comma}{name}" for name in names if name.startswith(last))
+
+    return {"callback": check, "autocompletion": complete}
+
+
 # Completion: names that begin with what has been typed. Nothing here imports torch.
 
 

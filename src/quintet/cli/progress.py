@@ -1,4 +1,4 @@
-"""A live display of training."""
+"""Progress bars of long commands."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rich.text import Text
 
 @contextmanager
 def work_bar(console: Console, description: str, unit: str) -> Iterator[Callable[[int, int | None], None]]:
-    """Gives a function of (done, total). Where nobody watches, nothing is drawn."""
+    """A progress bar with a rate; gives a function of (done, total). Nothing is drawn where there is no terminal."""
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=30),
@@ -39,7 +39,7 @@ def work_bar(console: Console, description: str, unit: str) -> Iterator[Callable
         task = bar.add_task(description, total=None, start=False)
 
         def progress(done: int, total: int | None) -> None:
-            # What an earlier run did must not count as speed: the clock starts at the first call.
+            # Items of an earlier run do not count for the rate: the clock starts at the first call.
             if not bar.tasks[task].started:
                 bar.start_task(task)
                 bar.update(task, started=done)
@@ -60,7 +60,7 @@ class _Rate(ProgressColumn):
 
 
 class TrainingDisplay:
-    """A bar for the stage, the loss beside it, and a line for every epoch. Where nobody watches, only the lines."""
+    """A progress bar for the stage with its loss, and a line per epoch. Without a terminal only the lines."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -115,12 +115,12 @@ class TrainingDisplay:
 
 
 def _is_watched(name: str) -> bool:
-    """Whether a term has no weight and is only there to be looked at."""
+    """Whether a term has weight 0 and is only logged."""
     return ".gap_" in name or name.endswith("_error")
 
 
 def _shown(losses: dict[str, float]) -> str:
-    """The terms of one loss without its name; of a long list only their sum, the log has the rest."""
+    """The terms of one loss without its name; of more than three only the sum (the log has all)."""
     if len(losses) > 3:
         return f"loss {sum(value for name, value in losses.items() if not _is_watched(name)):.3f}"
     return "  ".join(f"{name.rpartition('.')[2]} {value:.3f}" for name, value in losses.items())

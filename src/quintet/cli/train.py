@@ -51,9 +51,9 @@ def train_command(
 
     Several processes share each batch: `torchrun --nproc-per-node 2 -m quintet train ...`.
     """
-    if resume is not None:
-        from quintet.runs.run_folder import read_head
+    from quintet.runs.run_folder import read_head
 
+    if resume is not None:
         if recipe is not None:
             raise RecipeError("--resume takes no recipe: the run has its own")
         if out is not None or corpus is not None:
@@ -73,19 +73,14 @@ def train_command(
             read_corpus_head(loaded.data.corpus)
 
     from quintet import distributed
-    from quintet.training import stages
+    from quintet.training.start import train
 
     first = distributed.is_main_launched()
     console = Console(stderr=True, quiet=as_json or not first)
-    if resume is not None:
-        with TrainingDisplay(console) as display:
-            summaries = stages.resume(resume, device=device, display=display)
-        folder = resume
-    else:
-        assert out is not None
-        with TrainingDisplay(console) as display:
-            summaries = stages.train(loaded, out, device=device, display=display)
-        folder = out
+    with TrainingDisplay(console) as display:
+        run = train(recipe, corpus, out=out, overrides=overrides or (), resume=resume, device=device, display=display)
     if as_json and first:
-        print(json.dumps({"run": str(folder), "stages": summaries}))
-    console.print(f"finished: {folder}; evaluate it with `quintet evaluate {folder}`", highlight=False, markup=False)
+        print(json.dumps({"run": str(run.folder), "stages": read_head(run.folder)["stages"]}))
+    console.print(
+        f"finished: {run.folder}; evaluate it with `quintet evaluate {run.folder}`", highlight=False, markup=False
+    )
