@@ -17,7 +17,8 @@ from quintet.codes import Codes
 from quintet.data.batches import ImageBatch, TextBatch
 from quintet.data.corpus import Corpus, Image, Text
 from quintet.errors import QuintetError
-from quintet.evaluation import evaluator, load_ranks, metrics_of_ranks
+from quintet.evaluation import load_ranks, metrics_of_ranks
+from quintet.runs import run as run_module
 from quintet.runs.run import Run
 from quintet.scores.embedding import dot_scores
 
@@ -47,7 +48,7 @@ class Noisy(nn.Module):
 class FakeRun(Run):
     """A run whose images are their group's vector with noise: much for `bad`, little for `good` and `other`."""
 
-    def __init__(self, folder: Path, device: object) -> None:
+    def __init__(self, folder: Path, **options: object) -> None:
         super().__init__(
             folder=folder,
             name=folder.name,
@@ -89,7 +90,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     texts = [Text(f"t{g}-{k}", str(g), "words") for g in range(GROUPS) for k in range(3)]
     everything = [str(g) for g in range(GROUPS)]
     Corpus("small", images, texts, {"test": everything, "dev": everything[:10]}).save(tmp_path / "corpus")
-    monkeypatch.setattr(evaluator, "load", FakeRun)
+    monkeypatch.setattr(run_module, "load", FakeRun)
     return tmp_path
 
 
