@@ -65,7 +65,7 @@ def test_loss_of_the_released_code(shared: Path) -> None:
     term = objective(step_of(matcher, reference["images"], texts))["caption"]
     assert term.values.shape == (5,)
     assert term.values.sum().item() == pytest.approx(float(reference["caption_loss"]), abs=1e-5)
-    _, wanted, counts = caption_targets(texts.tokens, texts.lengths, longest=20, learn_pad=True)
+    _, wanted, counts = caption_targets(texts.tokens, texts.lengths, max_length=20, learn_pad=True)
     assert torch.equal(counts, reference["masks"][:, 1 : 1 + counts.shape[1]].bool())
     assert torch.equal(wanted, reference["labels"][:, 1 : 1 + wanted.shape[1]])
 
@@ -79,7 +79,7 @@ def test_loss_of_the_released_code(shared: Path) -> None:
 def test_targets_word_by_word(lengths: list[int], longest: int | None, learn_pad: bool) -> None:
     sentences = [[1, *range(10, 10 + n - 2), 2][:n] if n > 1 else [2] for n in lengths]
     batch = TextBatch.from_ids(sentences, pad=99)  # whatever stands behind the end is not looked at
-    seen, wanted, counts = caption_targets(batch.tokens, batch.lengths, longest=longest, learn_pad=learn_pad)
+    seen, wanted, counts = caption_targets(batch.tokens, batch.lengths, max_length=longest, learn_pad=learn_pad)
     for row, ids in enumerate(sentences):
         if longest is not None and len(ids) > longest:
             ids = [*ids[: longest - 1], 2]

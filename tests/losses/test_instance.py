@@ -96,7 +96,7 @@ def test_sampling_all_classes_is_the_whole_softmax_and_a_few_are_fewer() -> None
 def test_pseudo_categories_replace_groups() -> None:
     module = objective(dropout=0.0, categories=3)
     assert module.classifier.classes == 3
-    with pytest.raises(RecipeError, match="have not been found yet"):
+    with pytest.raises(RecipeError, match="no pseudo-categories yet"):
         terms_of(module)
     classes = torch.tensor([2, 0, 1, 1, 0, 2, 0, 1])
     module.assign(classes)

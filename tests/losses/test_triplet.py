@@ -166,7 +166,7 @@ def test_equal_scores_sit_at_the_flat_value() -> None:
 def test_misspelt_choices_are_refused() -> None:
     with pytest.raises(ValueError, match="hardest or all"):
         TripletObjective(negatives="hardset")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="nothing to warm up"):
+    with pytest.raises(ValueError, match="warmup_epochs"):
         TripletObjective(negatives="all", warmup_epochs=1)
     with pytest.raises(ValueError, match="mean, softmax"):
         TripletObjective(warmup_epochs=1, warmup="median")  # type: ignore[arg-type]

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from quintet import distributed
+from quintet.layers.normalize import HALF, widen
 
 
 def masked_batchnorm(norm: nn.Module, rows: Tensor, real: Tensor) -> Tensor:
@@ -25,7 +26,7 @@ def masked_batchnorm(norm: nn.Module, rows: Tensor, real: Tensor) -> Tensor:
         normalised = torch.zeros_like(rows)
         normalised[real] = norm(rows[real]).to(rows.dtype)
         return normalised
-    wide = rows.float() if rows.dtype in (torch.bfloat16, torch.float16) else rows
+    wide = widen(rows)
     weight = real[..., None].to(wide.dtype)  # (..., 1)
     others = list(range(rows.dim() - 1))
     count = weight.sum().clamp(min=1)
@@ -68,7 +69,7 @@ class SharedBatchNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(n, d) or (n, d, ...)."""
-        if x.dtype in (torch.bfloat16, torch.float16):  # sums and counts want float32, as in torch's own
+        if x.dtype in HALF:  # sums and counts in float32, as in torch's own
             return self.forward(x.float()).to(x.dtype)
         shape = (1, -1, *[1] * (x.dim() - 2))
         if self.training:

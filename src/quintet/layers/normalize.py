@@ -1,4 +1,4 @@
-"""Unit length, in the two forms of the published methods."""
+"""Unit length, in the two forms of the published methods, and half precision to float32."""
 
 from __future__ import annotations
 
@@ -6,6 +6,14 @@ import torch
 from torch import Tensor
 
 HALF = (torch.float16, torch.bfloat16)
+
+
+def widen(tensor: Tensor) -> Tensor:
+    """Half precision to float32; wider types stay.
+
+    Under autocast vectors come in half precision, which is too coarse for margins, ranks and long sums.
+    """
+    return tensor.float() if tensor.dtype in HALF else tensor
 
 
 def l2norm(x: Tensor, dim: int = -1, eps: float = 1e-8) -> Tensor:

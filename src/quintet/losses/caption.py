@@ -1,4 +1,7 @@
-"""The caption loss of VSRN: a text must be told from the regions that match it (VSRN Eq. 10)."""
+"""The caption loss of VSRN: a decoder generates the text from the regions of its image (VSRN Eq. 10).
+
+Li, Zhang, Li, Li, Fu: Visual Semantic Reasoning for Image-Text Matching, ICCV 2019.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quintet.errors import RecipeError
-from quintet.layers.normalize import HALF
+from quintet.layers.normalize import widen
 from quintet.losses.step import Progress, Step, Term
 
 
@@ -28,7 +31,7 @@ class RegionReader(nn.Module):
         outputs, last = self.rnn(self.dropout(self.project(regions)))  # (n, L, hidden), (1, n, hidden)
         if mask is None:
             return outputs, last[0]
-        at = (mask.sum(dim=1) - 1).clamp(min=0)  # (n,): real regions stand before padded ones
+        at = (mask.sum(dim=1) - 1).clamp(min=0)  # (n,): real regions come before padded ones
         return outputs, outputs[torch.arange(len(outputs), device=at.device), at]
 
 
@@ -62,9 +65,9 @@ class Attention(nn.Module):
 class Captioner(nn.Module):
     """Words from regions with teacher forcing: S2VT with attention, as VSRN uses it (Section 3.3).
 
-    The state starts where the reader of the regions ended; at each step the word before and the attended regions move
-    it on; a linear layer makes word scores of it. Only the recurrence itself runs step by step: the reader's half of
-    the attention, the word embeddings and the word scores are one product each.
+    The initial state is the last state of the region encoder. Each step reads the previous word and the attended
+    regions; a linear layer gives the word scores. Only the recurrence runs step by step: the encoder's half of the
+    attention, the word embeddings and the word scores are one matrix product each.
 
     >>> captioner = Captioner(vocabulary_size=10, region_dim=8, hidden=6, word_dim=4)
     >>> captioner(torch.randn(2, 5, 8), torch.tensor([[1, 4, 5], [1, 6, 0]])).shape
@@ -96,48 +99,46 @@ class Captioner(nn.Module):
 
 
 def caption_targets(
-    tokens: Tensor, lengths: Tensor, *, longest: int | None = None, learn_pad: bool = False
+    tokens: Tensor, lengths: Tensor, *, max_length: int | None = None, learn_pad: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What the generator sees, what it should say, and where that counts: three times (n, T).
+    """The decoder's input, its targets, and the mask of targets that count: (n, T) each.
 
-    Token t is seen, token t + 1 wanted, up to the last token of the text, its end mark. T follows from the longest
-    text of the batch. With `longest`, a text with more tokens is cut to so many and keeps its end mark. With
-    `learn_pad`, the first padding after the end mark is wanted too, as in the released code, where there is room for it
-    below `longest`.
+    The input is token t, the target token t + 1, up to the last token of the text, its end token. T follows from the
+    longest text of the batch. `max_length` cuts longer texts, which keep their end token. `learn_pad` makes the first
+    padding after the end token a target, as in the released code, if `max_length` leaves room for it.
 
-    >>> seen, wanted, counts = caption_targets(torch.tensor([[1, 7, 2], [1, 2, 0]]), torch.tensor([3, 2]))
-    >>> seen.tolist(), wanted.tolist(), counts.tolist()
+    >>> seen, target, counts = caption_targets(torch.tensor([[1, 7, 2], [1, 2, 0]]), torch.tensor([3, 2]))
+    >>> seen.tolist(), target.tolist(), counts.tolist()
     ([[1, 7], [1, 2]], [[7, 2], [2, 0]], [[True, True], [True, False]])
     """
-    place = torch.arange(tokens.shape[1], device=tokens.device)  # (L,)
-    end = tokens.gather(1, lengths[:, None] - 1)  # (n, 1): the end mark, whatever its id
-    tokens = tokens.masked_fill(place >= lengths[:, None], 0)
-    if longest is not None and tokens.shape[1] > longest:
-        tokens = torch.where((lengths[:, None] > longest) & (place == longest - 1), end, tokens)[:, :longest]
-        lengths = lengths.clamp(max=longest)
-    if learn_pad and (longest is None or tokens.shape[1] < longest):
+    position = torch.arange(tokens.shape[1], device=tokens.device)  # (L,)
+    end = tokens.gather(1, lengths[:, None] - 1)  # (n, 1): the end token, whatever its id
+    tokens = tokens.masked_fill(position >= lengths[:, None], 0)
+    if max_length is not None and tokens.shape[1] > max_length:
+        cut = (lengths[:, None] > max_length) & (position == max_length - 1)  # (n, L): where the end token goes
+        tokens = torch.where(cut, end, tokens)[:, :max_length]
+        lengths = lengths.clamp(max=max_length)
+    if learn_pad and (max_length is None or tokens.shape[1] < max_length):
         tokens = F.pad(tokens, (0, 1))  # (n, L + 1)
-    wanted = tokens[:, 1:]  # (n, T)
-    place = torch.arange(1, tokens.shape[1], device=tokens.device)  # (T,)
-    return tokens[:, :-1], wanted, place < lengths[:, None] + int(learn_pad)
+    position = torch.arange(1, tokens.shape[1], device=tokens.device)  # (T,)
+    return tokens[:, :-1], tokens[:, 1:], position < lengths[:, None] + int(learn_pad)
 
 
-def caption_cost(scores: Tensor, wanted: Tensor, counts: Tensor) -> Tensor:
+def caption_cost(scores: Tensor, target: Tensor, counts: Tensor) -> Tensor:
     """(n,): minus the log-probability of each text, from word scores (n, T, V)."""
-    scores = scores.float() if scores.dtype in HALF else scores  # a sum over words is too much for half precision
-    costs = F.cross_entropy(scores.flatten(0, 1), wanted.flatten(), reduction="none")  # (n T,)
-    return (costs.view_as(wanted) * counts).sum(dim=1)
+    costs = F.cross_entropy(widen(scores).flatten(0, 1), target.flatten(), reduction="none")  # (n T,)
+    return (costs.view_as(target) * counts).sum(dim=1)
 
 
 class CaptionObjective(nn.Module):
     """The caption generator and its loss: the mean over the batch of minus the log-probability of the text.
 
-    Requirements: a matcher whose image Codes carry regions in training (VSRN). The generator belongs to the
-    objective: it is trained and checkpointed with the matcher and absent at inference.
+    Requirements: a matcher whose image Codes keep regions in training (VSRN). The generator belongs to the loss: it is
+    trained and checkpointed with the matcher and absent at inference.
 
-    - `weight`: of the loss beside the ranking loss, which is a *sum* over the batch (1 in the released code).
+    - `weight`: of this loss; the ranking loss beside it is a *sum* over the batch (1 in the released code).
     - `longest`: texts with more tokens are cut (60 in the released code).
-    - `learn_pad`: also learn to say the first padding after the end mark, as the released code does.
+    - `learn_pad`: also predict the first padding after the end token, as the released code does.
     """
 
     def __init__(
@@ -167,10 +168,10 @@ class CaptionObjective(nn.Module):
                 "the caption loss reads the regions of an image, and this matcher keeps none in training; "
                 "use it with vsrn, or leave it out of the recipe"
             )
-        seen, wanted, counts = caption_targets(
-            texts.tokens, texts.lengths, longest=self.longest, learn_pad=self.learn_pad
+        seen, target, counts = caption_targets(
+            texts.tokens, texts.lengths, max_length=self.longest, learn_pad=self.learn_pad
         )
-        if not seen.shape[1]:  # one-token texts only: nothing to say
+        if not seen.shape[1]:  # texts of one token have no target
             return {"caption": Term(codes.fragments.new_zeros(len(seen)), self.weight)}
-        costs = caption_cost(self.captioner(codes.fragments, seen, codes.mask), wanted, counts)  # (n,)
+        costs = caption_cost(self.captioner(codes.fragments, seen, codes.mask), target, counts)  # (n,)
         return {"caption": Term(costs / step.total, self.weight)}

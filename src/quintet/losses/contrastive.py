@@ -1,6 +1,6 @@
-"""The contrastive loss of a batch: each image picks its text out of all of them, and the reverse (InfoNCE).
+"""The contrastive loss of a batch (InfoNCE): classify the text of each image among all texts, and the reverse.
 
-Of none of the five papers: it trains the heads over frozen towers that Quintet ships (`models/heads.py`).
+Not from one of the five papers. It trains `quintet-small`, the heads over frozen towers (`models/heads.py`).
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ def contrastive(scores: Tensor, negative: Tensor, *, scale: Tensor | float) -> d
 
 
 class ContrastiveObjective(nn.Module):
-    """InfoNCE over the (global) batch; other texts of an anchor's own group are left out.
+    """InfoNCE over the (global) batch. Other texts of the anchor's own group are left out.
 
-    `temperature` is where the learned temperature starts; it never falls below 0.01.
+    `temperature` is the initial value of the learned temperature, which never falls below 0.01.
     """
 
     def __init__(self, temperature: float = 0.05, weight: float = 1.0) -> None:

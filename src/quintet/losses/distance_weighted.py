@@ -2,8 +2,8 @@
 
 Wu, Manmatha, Smola, Krähenbühl: Sampling Matters in Deep Embedding Learning, ICCV 2017.
 
-On a sphere in many dimensions nearly all points are about sqrt(2) apart. Drawing a negative with a probability inverse
-to the density of its distance gives every distance the same chance, instead of the uninformative one nearly always.
+On a sphere in many dimensions nearly all points are about sqrt(2) apart. A negative is drawn with probability inverse
+to the density of its distance, so all distances are equally likely and not only the uninformative ones.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from torch import Tensor
 def distance_weights(
     scores: Tensor, candidate: Tensor, *, dim: int, nearest: float = 0.5, farthest: float | None = 1.7
 ) -> Tensor:
-    """(n, m): how likely each candidate is drawn for the anchor of its row; rows sum to 1, or to 0 without candidates.
+    """(n, m): the probability of each candidate for the anchor of its row. Rows without candidates sum to 0.
 
     `scores` are cosines of unit vectors of `dim` dimensions, so that a distance is x = sqrt(2 - 2 s). A weight is one
     over the density of x on the sphere,
 
         log w(x) = (2 - dim) log x - (dim - 3) / 2 log(1 - x^2 / 4),
 
-    where distances below `nearest` count as that (or noise would win), and candidates at `farthest` or beyond are never
-    drawn: the weight rises again towards opposite points.
+    Distances below `nearest` are raised to it, or noisy samples would win. Candidates at `farthest` or beyond are never
+    drawn, because the weight rises again towards opposite points.
 
     >>> candidate = torch.tensor([[False, True, True, True]])
     >>> weights = distance_weights(torch.tensor([[0.9, 0.5, 0.0, -0.9]]), candidate, dim=64)
@@ -53,15 +53,15 @@ def distance_weights(
 def draw(weights: Tensor, uniform: Tensor) -> Tensor:
     """(n, k): for each of k numbers a row has in [0, 1), the column drawn with the weights (n, m) of that row.
 
-    A column of weight 0 is never drawn, save in rows that have nothing else.
+    A column of weight 0 is never drawn, except in rows of zeros.
 
     >>> draw(torch.tensor([[0.25, 0.0, 0.75]]), torch.tensor([[0.1, 0.3, 0.99]])).tolist()
     [[0, 2, 2]]
     """
     cumulative = weights.cumsum(dim=1).contiguous()  # (n, m)
     found = torch.searchsorted(cumulative, uniform * cumulative[:, -1:], right=True)  # (n, k)
-    place = torch.arange(weights.shape[1], device=weights.device)
-    last = (place * (weights > 0)).amax(dim=1, keepdim=True)  # rounding may point past the last one with a weight
+    column = torch.arange(weights.shape[1], device=weights.device)
+    last = (column * (weights > 0)).amax(dim=1, keepdim=True)  # rounding may point past the last one with a weight
     return torch.minimum(found, last)
 
 
@@ -77,9 +77,8 @@ def sampled_triplet(
 ) -> tuple[Tensor, Tensor]:
     """The cost of each row's anchor (n,), and which rows have no candidate at all (n,) bool and cost nothing.
 
-    Every positive column of an anchor makes one triplet with a negative of its own; `positive` is (n, m) bool,
-    everything else is negative. `uniform` (n, m) holds one random number in [0, 1) for each positive; those elsewhere
-    are not used.
+    Every positive column of an anchor makes one triplet with a negative of its own. `positive` is (n, m) bool, and all
+    other columns are negative. `uniform` (n, m) has a random number in [0, 1) for each positive.
 
     >>> costs, without = sampled_triplet(
     ...     torch.tensor([[0.5, 0.4], [0.1, 0.5]]), torch.eye(2).bool(), torch.rand(2, 2), dim=8

@@ -1,4 +1,7 @@
-"""The instance loss of Dual-Path: every image/text group is a class, and both modalities share one classifier."""
+"""The instance loss of Dual-Path: every group of images and texts is a class; both modalities share one classifier.
+
+Zheng, Zheng, Garrett, Yang, Shen: Dual-Path Convolutional Image-Text Embeddings with Instance Loss, 2017.
+"""
 
 from __future__ import annotations
 
@@ -9,24 +12,24 @@ from torch import Tensor, nn
 from quintet import distributed
 from quintet.codes import Codes
 from quintet.errors import RecipeError
-from quintet.layers.normalize import HALF
+from quintet.layers.normalize import widen
 from quintet.losses.step import Progress, Step, Term
 
-ROWS = 1024  # of the weight drawn at a time
+ROWS = 1024  # rows of the weight that are initialised at a time
 
 
 class ShardedClassifier(nn.Module):
-    """W_share of Dual-Path Eq. 5 and 7; with P processes each holds the weights of its 1/P of the classes.
+    """W_share of Dual-Path Eq. 5 and 7. Each of P processes holds the weights of 1/P of the classes.
 
-    All processes give the features of the whole batch. Each computes the logits of its classes; what is exchanged for
-    an item are four numbers: the largest logit, the sum of exponentials, the logit of the right class and that of its
-    best rival. The first weights are drawn block by block, so they are the same however many processes share them.
+    Every process has the features of the whole batch and computes the logits of its own classes. Processes exchange
+    four numbers an item: the largest logit, the sum of exponentials, the logit of the right class and the largest of
+    the others. Initial weights are drawn block by block, so they do not depend on the number of processes.
     """
 
     def __init__(self, dim: int, classes: int, bias: bool = False) -> None:
         super().__init__()
         if classes < distributed.world_size():
-            raise ValueError(f"{classes} classes cannot be shared out among {distributed.world_size()} processes")
+            raise ValueError(f"{classes} classes cannot be divided among {distributed.world_size()} processes")
         self.classes = classes
         self.mine = distributed.share(classes)
         self.weight = nn.Parameter(_first_weights(dim, classes, self.mine))  # (classes of this process, dim)
@@ -35,10 +38,10 @@ class ShardedClassifier(nn.Module):
             distributed.mark_sharded(parameter, classes)
 
     def forward(self, features: Tensor, targets: Tensor, others: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """(n, dim) features and (n,) classes -> (n,) costs (Eq. 6, 8), and (n,) bool: taken for another class, or tied.
+        """(n, dim) features and (n,) classes -> (n,) costs (Eq. 6, 8), and (n,) bool: another class is as likely.
 
-        `others`: sampled softmax. Only these classes (none of them a target) and the targets are compared, and each of
-        the others stands for as many as were left out for it: the sum of exponentials is right on average.
+        `others`: sampled softmax. Only the targets and these classes (none of them a target) are compared. Each of the
+        others is weighted by the number of classes it represents, so that the sum of exponentials is unbiased.
         """
         if others is None:
             columns = torch.arange(self.mine.start, self.mine.stop, device=targets.device)
@@ -47,20 +50,20 @@ class ShardedClassifier(nn.Module):
             columns, shares = self._sampled(targets, others)
             rows = columns - self.mine.start
             logits = F.linear(features, self.weight[rows], None if self.bias is None else self.bias[rows])
-            if not len(columns):  # none of the sampled classes is here; the exchange needs a column all the same
+            if not len(columns):  # no sampled class is in this process; the exchange needs a column
                 logits, shares = F.pad(logits, (0, 1), value=-torch.inf), shares.new_zeros(1)  # (n, 1)
             weighted = logits + shares.log1p()
         here = (targets >= self.mine.start) & (targets < self.mine.stop)
-        place = torch.searchsorted(columns, targets).clamp(max=logits.shape[1] - 1)[:, None]  # (n, 1)
-        right = logits.gather(1, place)  # (n, 1)
-        rivals = logits.detach().scatter(1, place, right.detach().masked_fill(here[:, None], -torch.inf))
+        at = torch.searchsorted(columns, targets).clamp(max=logits.shape[1] - 1)[:, None]  # (n, 1)
+        right = logits.gather(1, at)  # (n, 1)
+        rivals = logits.detach().scatter(1, at, right.detach().masked_fill(here[:, None], -torch.inf))
         top, best = distributed.all_reduce_max(torch.stack([weighted.amax(dim=1), rivals.amax(dim=1)]))  # (n,) each
         sums = (weighted - top[:, None]).exp().sum(dim=1)  # (n,)
         sums, right = distributed.all_reduce_with_gradient(torch.stack([sums, right[:, 0].masked_fill(~here, 0)]))
         return top + sums.log() - right, right.detach() <= best
 
     def _sampled(self, targets: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
-        """This process's part of the classes that are compared, in order, and how many further ones each stands for."""
+        """The compared classes of this process, sorted, and how many further classes each represents."""
         needed = targets.unique()
         further = (self.classes - len(needed)) / max(len(others), 1) - 1
         columns, order = torch.cat([needed, others]).sort()
@@ -70,7 +73,7 @@ class ShardedClassifier(nn.Module):
 
 
 def _first_weights(dim: int, classes: int, mine: slice) -> Tensor:
-    """He et al.'s start, the rows of one process."""
+    """He initialisation; the rows of one process."""
     parts = []
     for start in range(0, classes, ROWS):
         block = torch.randn(min(ROWS, classes - start), dim) * (2 / dim) ** 0.5
@@ -85,16 +88,15 @@ class InstanceObjective(nn.Module):
     gives unit vectors in training, set `scale`, which multiplies them.
 
     Terms: `image` and `text`, weighted with `image_weight` (lambda 2 of Eq. 9) and `text_weight` (lambda 3); for the
-    log, with weight 0, `image_error` and `text_error`, the share of items taken for another class (Fig. 8).
+    log, with weight 0, `image_error` and `text_error`, the fraction of misclassified items (Fig. 8).
 
-    - `dropout`: on the features in front of the classifier.
-    - `bias`: the classifier has one (Eq. 5 has none, some of the released networks do).
-    - `sampled`: sampled softmax; so many random classes are compared beside those of the batch. Less work with very
-      many classes; the weights stay.
+    - `dropout`: on the features before the classifier.
+    - `bias`: of the classifier (none in Eq. 5; some of the released networks have one).
+    - `sampled`: sampled softmax with so many random classes beside those of the batch: less work for very many classes.
     - `categories`: K-means pseudo-categories instead of groups (Table IV). The trainer finds them before the stage.
 
-    Several processes share out the classes (`ShardedClassifier`), and dropout and samples are drawn alike: the result
-    is that of one process.
+    Several processes divide the classes (`ShardedClassifier`) and draw the same dropout and samples: the result is that
+    of one process.
     """
 
     class_of_group: Tensor
@@ -129,7 +131,7 @@ class InstanceObjective(nn.Module):
 
     @property
     def assigned(self) -> bool:
-        """Whether every group has its pseudo-category, where they are used."""
+        """Whether every group has its pseudo-category, if they are used."""
         return self.categories is None or bool((self.class_of_group >= 0).all())
 
     def assign(self, categories: Tensor) -> None:
@@ -159,17 +161,17 @@ class InstanceObjective(nn.Module):
             return groups
         classes = self.class_of_group[groups]
         if groups.device.type == "cpu" and bool((classes < 0).any()):
-            raise RecipeError("the pseudo-categories of the instance loss have not been found yet; call `assign` first")
+            raise RecipeError("the instance loss has no pseudo-categories yet; call `assign` first")
         return classes
 
     def _dropped(self, features: Tensor, random: torch.Generator | None) -> Tensor:
         if not self.training or not self.dropout:
             return features
-        chances = torch.rand(features.shape, generator=random, device=features.device)
-        return features * (chances >= self.dropout) / (1 - self.dropout)
+        kept = torch.rand(features.shape, generator=random, device=features.device) >= self.dropout
+        return features * kept / (1 - self.dropout)
 
     def _others(self, targets: Tensor, random: torch.Generator | None) -> Tensor | None:
-        """Random classes that nobody in the batch belongs to; None: compare all."""
+        """Random classes that are not in the batch; None: compare all classes."""
         if self.sampled is None:
             return None
         order = torch.randperm(self.classifier.classes, generator=random, device=targets.device)
@@ -179,4 +181,4 @@ class InstanceObjective(nn.Module):
 def _features(codes: Codes) -> Tensor:
     if codes.embedding is None:
         raise RecipeError("the instance loss classifies one vector an item, and this matcher has none; use dual-path")
-    return codes.embedding.float() if codes.embedding.dtype in HALF else codes.embedding
+    return widen(codes.embedding)

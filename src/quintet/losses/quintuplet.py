@@ -29,16 +29,16 @@ Terms = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Online:
-    """What the batch itself offers each of n anchor pairs: its score and its two online hard negatives (Eq. 2)."""
+    """The score of each of n anchor pairs and its two hardest negatives in the batch (Eq. 2)."""
 
     positive: Tensor  # (n,) S(i, t)
-    text: Tensor  # (n,) S(i, t_on); 0 where there is no wrong text
-    image: Tensor  # (n,) S(i_on, t); 0 where there is no wrong image
+    text: Tensor  # (n,) S(i, t_on); 0 if there is no wrong text
+    image: Tensor  # (n,) S(i_on, t); 0 if there is no wrong image
     has_text: Tensor  # (n,) bool
     has_image: Tensor  # (n,) bool
     pair: Tensor  # (n,) S(i_on, t_on)
     derived: Tensor  # (n,) the image of t_on against the text of i_on
-    has_pair: Tensor  # (n,) bool: both exist, and neither pair made of them is a right one
+    has_pair: Tensor  # (n,) bool: both exist, and neither of the two pairs above is a positive
 
     def take(self, rows: slice) -> Online:
         """Some of the anchors: those of one process, say."""
@@ -49,7 +49,7 @@ def online_negatives(scores: Tensor, negative: Tensor | None = None) -> Online:
     """The hardest negatives of every anchor pair in the batch: t_on = argmax S(i, .) and i_on = argmax S(., t)."""
     if negative is None:
         negative = ~torch.eye(len(scores), dtype=torch.bool, device=scores.device)
-    # Never -inf: an anchor without a negative must not turn its adaptive weight into inf, and 0 x inf into NaN.
+    # Finite, not -inf: for an anchor without a negative the adaptive weight would be inf, and 0 x inf is NaN.
     candidates = scores.masked_fill(~negative, torch.finfo(scores.dtype).min)
     t_on, i_on = candidates.argmax(dim=1), candidates.argmax(dim=0)  # (n,), (n,)
     anchors = torch.arange(len(scores), device=scores.device)
@@ -61,7 +61,7 @@ def online_negatives(scores: Tensor, negative: Tensor | None = None) -> Online:
         has_text=has_text,
         has_image=has_image,
         pair=scores[i_on, t_on],
-        derived=scores[t_on, i_on],  # row t_on is the image that t_on was drawn with, and the other way round
+        derived=scores[t_on, i_on],  # row t_on is the image of t_on, column i_on the text of i_on
         has_pair=has_text & has_image & negative[i_on, t_on] & negative[t_on, i_on],
     )
 
@@ -85,9 +85,9 @@ def adaptive_offline_quintuplet(
 ) -> Terms:
     """AdapOffQuin (Eq. 5): OffQuin with the online terms weighted by beta - (S(i, t_off) - S(i, t_on)) / alpha.
 
-    An online negative that is already far below the offline one costs little. The weight is part of the function:
-    gradients flow through it (Eq. 6), and it is negative where the offline negative leads by more than alpha x beta.
-    `detach` treats it as a constant, `clamp` keeps it from falling below zero; neither is in the paper.
+    An online negative far below the offline one costs little. Gradients flow through the weight (Eq. 6), and the weight
+    is negative where the offline negative leads by more than alpha x beta. `detach` makes it a constant, `clamp` bounds
+    it below by zero; neither is in the paper.
 
     `compare_with="positive"` is the ablation "w/o OfflineAdap": S(i, t) takes the place of S(i, t_off) in the weight.
 
@@ -187,7 +187,7 @@ def online_quintuplet(
     )
 
 
-# The parts that the losses above are made of; all values are (n,), one per anchor pair of `online`.
+# The parts of the losses above. All values are (n,), one for each anchor pair of `online`.
 
 
 def online_terms(online: Online, *, margin: float, squared: bool = False) -> Terms:
@@ -210,7 +210,7 @@ def adaptive_online_terms(
     clamp: bool = False,
     squared: bool = False,
 ) -> Terms:
-    """The online terms of Eq. 5: each is weighted by how far its negative is from a harder one."""
+    """The online terms of Eq. 5, each weighted by the distance of its negative from a harder one."""
     weights = {
         "online_text": beta - (harder_text - online.text) / alpha,
         "online_image": beta - (harder_image - online.image) / alpha,
@@ -251,7 +251,7 @@ def quintuplet_terms(
 
 
 def online_pair_terms(online: Online, *, margin: float, squared: bool = False) -> Terms:
-    """The two terms that OnlineQuin has for the derived ones."""
+    """The two terms of OnlineQuin that replace the derived ones."""
     return {
         "online_pair": _hinge(online.positive, online.pair, margin, squared) * online.has_pair,
         "online_derived_pair": _hinge(online.positive, online.derived, margin, squared) * online.has_pair,
@@ -278,12 +278,12 @@ class QuintupletObjective(nn.Module):
     - `margin_online`, `margin_offline`: gamma_1 and gamma_2.
     - `alpha`, `beta`, `detach`, `clamp`: of the adaptive weights; `squared`: of every hinge.
     - `same_group`: as in `TripletObjective`; "negative" is what the released code does.
-    - `warmup_epochs`: so long the objective is the `warmup` of `TripletObjective`, "mean" or "softmax", without offline
-      negatives. Not in the paper; small corpora that start from scratch may need it.
-    - `watch`: also report, with weight zero, how far offline negatives stand above online ones (`gap_online`) and
-      positives above offline negatives (`gap_positive`), both as the mean of the two sides.
+    - `warmup_epochs`: for so many epochs the loss is the `warmup` of `TripletObjective`, "mean" or "softmax", without
+      offline negatives. Not in the paper; small corpora that are trained from scratch may need it.
+    - `watch`: also log, with weight 0, by how much offline negatives score above online ones (`gap_online`) and
+      positives above offline negatives (`gap_positive`), each the mean of both directions.
 
-    Relations: `TripletObjective` is the first round; do not name it beside this one, whose online terms contain it.
+    `TripletObjective` is the first round. Do not use both in one stage: the online terms here contain it.
     """
 
     def __init__(
@@ -321,14 +321,14 @@ class QuintupletObjective(nn.Module):
         self.watch = watch
 
     def phase(self, progress: Progress) -> bool:
-        """Whether the objective is still warming up."""
+        """Whether the warm-up is on."""
         return progress.epoch < self.warmup_epochs
 
     def forward(self, step: Step) -> dict[str, Term]:
         if step.batch.offline is None:
             raise RecipeError(
-                "the quintuplet loss trains on offline negatives, and this stage has none; "
-                "give it a `negatives:` entry that says from which stage or run they are mined"
+                "the quintuplet loss needs offline negatives, and this stage has none; "
+                "give it a `negatives:` entry with the stage or run that mines them (`from`)"
             )
         negative = ~(step.same_group if self.same_group == "ignored" else step.diagonal)
         if step.phase_of(self):
@@ -377,7 +377,7 @@ class QuintupletObjective(nn.Module):
         )
 
     def _collapse_value(self, name: str) -> float | None:
-        """What the online terms are when all scores are equal; the offline ones say nothing, with margin zero."""
+        """Of the online terms. Offline terms have none: with margin 0 they are also zero when training succeeds."""
         if name not in ("online_text", "online_image"):
             return None
         cost = self.margin_online**2 if self.squared else self.margin_online
@@ -385,7 +385,7 @@ class QuintupletObjective(nn.Module):
 
 
 def gaps(online: Online, off_text: Tensor, off_image: Tensor) -> Terms:
-    """(n,) each, without gradient: offline over online negatives, and positives over offline negatives."""
+    """(n,) each, without gradient: offline minus online negatives, and positives minus offline negatives."""
     with torch.no_grad():
         over_online = (off_text - online.text) * online.has_text + (off_image - online.image) * online.has_image
         over_offline = 2 * online.positive - off_text - off_image

@@ -1,4 +1,7 @@
-"""The ranking loss of Dual-Path: the right partner of an image and of a text before one random other (Eq. 4)."""
+"""The ranking loss of Dual-Path: a pair must score higher than each side with one random other (Eq. 4).
+
+Zheng, Zheng, Garrett, Yang, Shen: Dual-Path Convolutional Image-Text Embeddings with Instance Loss, 2017.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +18,14 @@ from quintet.losses.step import Progress, Step, Term, at_least_float32
 from quintet.protocols import evaluation_mode
 
 
-def random_columns(allowed: Tensor, chances: Tensor) -> tuple[Tensor, Tensor]:
-    """(n,) one allowed column of each row, all alike likely, and (n,) bool: the row has one. `chances` as `allowed`.
+def random_columns(allowed: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """(n,) one allowed column of each row, and (n,) bool: the row has one. `noise` is uniform, of the same shape.
 
     >>> allowed = torch.tensor([[False, True], [False, False]])
     >>> [found.tolist() for found in random_columns(allowed, torch.rand(2, 2))]
     [[1, 0], [True, False]]
     """
-    return chances.masked_fill(~allowed, -1).argmax(dim=1), allowed.any(dim=1)
+    return noise.masked_fill(~allowed, -1).argmax(dim=1), allowed.any(dim=1)
 
 
 def hinge(right: Tensor, wrong: Tensor, margin: float) -> Tensor:
@@ -33,14 +36,14 @@ def hinge(right: Tensor, wrong: Tensor, margin: float) -> Tensor:
 class RankingObjective(nn.Module):
     """L_rank (Eq. 4) of every pair in the batch.
 
-    Terms: `text`, wrong texts for an image, and `image`, wrong images for a text; `weight` is lambda 1 of
-    Eq. 9. An anchor without any other group in the batch costs nothing.
+    Terms: `text`, wrong texts for an image, and `image`, wrong images for a text; `weight` is lambda 1 of Eq. 9. An
+    anchor costs nothing if the batch has no other group.
 
-    `negatives`: "random" draws a pair of another group from the batch for each anchor and each direction (the paper).
-    "hardest" takes as the wrong text the one that scores highest among `pool` random training texts, encoded
-    as they would be measured, and then encodes it again to learn from it; images stay random (released code).
+    `negatives`: "random" draws a pair of another group from the batch for each anchor and direction (the paper).
+    "hardest" takes the text that scores highest among `pool` random training texts, which are encoded in evaluation
+    mode; the chosen text is then encoded with gradients. Images stay random (the released code).
 
-    Several processes draw alike: the result is that of one process.
+    Several processes draw the same noise: the result is that of one process.
     """
 
     def __init__(
@@ -55,24 +58,24 @@ class RankingObjective(nn.Module):
             raise ValueError(f"negatives must be random or hardest, got {negatives!r}")
         self.margin = margin
         self.weight = weight
-        self.pool_size = pool if negatives == "hardest" else 0  # the trainer puts so many texts beside the batch
+        self.pool_size = pool if negatives == "hardest" else 0  # see `quintet.protocols.UsesTextPool`
 
     def phase(self, progress: Progress) -> None:
         """The computation never changes."""
 
     def forward(self, step: Step) -> dict[str, Term]:
         random = distributed.shared_generator(step.scores.device)
-        chances = torch.rand((2, *step.scores.shape), generator=random, device=step.scores.device)
+        noise = torch.rand((2, *step.scores.shape), generator=random, device=step.scores.device)
         costs = {
-            "text": self._hardest(step) if self.pool_size else self._random(step, chances[0], of_images=True),
-            "image": self._random(step, chances[1], of_images=False),
+            "text": self._hardest(step) if self.pool_size else self._random(step, noise[0], of_images=True),
+            "image": self._random(step, noise[1], of_images=False),
         }
         return {name: Term(values, self.weight, collapse_value=self.margin) for name, values in costs.items()}
 
-    def _random(self, step: Step, chances: Tensor, of_images: bool) -> Tensor:
-        """(b,): each anchor of this process against one random other."""
+    def _random(self, step: Step, noise: Tensor, of_images: bool) -> Tensor:
+        """(b,): each anchor of this process against one random negative."""
         scores, same = (step.scores, step.same_group) if of_images else (step.scores.T, step.same_group.T)
-        columns, has_one = random_columns(~same, chances)
+        columns, has_one = random_columns(~same, noise)
         wrong = scores.gather(1, columns[:, None])[:, 0]  # (B,)
         return (hinge(scores.diagonal(), wrong, self.margin) * has_one)[step.mine]
 
@@ -80,7 +83,7 @@ class RankingObjective(nn.Module):
         """(b,): each image of this process against the hardest text of the pool."""
         pool, images = step.batch.pool, step.batch.image_groups
         if pool is None:
-            raise RecipeError("hardest negatives are taken from a pool of texts, and this batch has none")
+            raise RecipeError("hardest negatives need a pool of texts (PairBatch.pool), and this batch has none")
         measured = self._measured(step, pool)
         with torch.no_grad(), torch.autocast(images.device.type, enabled=False):
             scores = step.matcher.score(at_least_float32(step.image_codes), at_least_float32(measured))  # (b, m)

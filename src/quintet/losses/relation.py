@@ -1,4 +1,8 @@
-"""HREM's objective: relations among the instances of a batch in training, plain embeddings at inference.
+"""HREM's loss: relations among the instances of a batch in training, plain embeddings at inference.
+
+In the order of the paper: fragments of every image and text are matched (Eq. 7, 8); connections and relevance make a
+graph of the batch (Eq. 5 to 10); embeddings interact along it (Eq. 12); the loss compares initial and enhanced
+embeddings (Eq. 11, 14).
 
 Fu, Mao, Song, Zhang: Learning Semantic Relationship among Instances for Image-Text Matching, CVPR 2023.
 """
@@ -18,12 +22,12 @@ from quintet import distributed
 from quintet.codes import Codes
 from quintet.errors import RecipeError
 from quintet.layers.fragment_attention import attention_heads, transformer_layer
-from quintet.layers.normalize import l2norm
+from quintet.layers.normalize import l2norm, widen
 from quintet.losses.distance_weighted import sampled_triplet
 from quintet.losses.step import Progress, Step, Term
 
 Matching = Literal["dot", "cosine", "scan"]
-SLOPE = 0.1  # of "scan" below zero
+SLOPE = 0.1  # of the leaky ReLU of "scan"
 
 
 def match_fragments(
@@ -36,10 +40,10 @@ def match_fragments(
     matching: Matching = "dot",
     count_padding: bool = False,
 ) -> Tensor:
-    """(T, I, 2, 1 + K): of every pair, for I -> T and then for T -> I, the overall value p and the best matches q.
+    """(T, I, 2, 1 + K): the overall value p and the best matches q of every pair, for I -> T and then for T -> I.
 
-    Of a region counts its best word, of a word its best region. p is the mean of these (Eq. 7), q the `top` largest in
-    falling order (Eq. 8); where a text has fewer words than that, or an image fewer regions, the rest of q is 0.
+    A region is matched with its best word, a word with its best region. p is the mean of these values (Eq. 7), q the
+    `top` largest in falling order (Eq. 8), filled up with 0 for texts of fewer words or images of fewer regions.
 
     - `matching`: "dot" is the paper's product of a region and a word, "cosine" the same with both of unit length,
       "scan" the released code's: unit length, leaky ReLU, then unit length over words (T -> I) or regions (I -> T).
@@ -51,10 +55,10 @@ def match_fragments(
     >>> match_fragments(words, real, regions, real, top=3)[0, 0].tolist()
     [[0.5, 1.0, 0.0, 0.0], [0.5, 1.0, 0.0, 0.0]]
     """
-    taken = word_mask  # (T, W): the words that take part, if only as candidates for q
+    taken = word_mask  # (T, W): the candidates for q
     if count_padding:
-        place = torch.arange(words.shape[1], device=words.device)
-        taken = place < word_mask.sum(dim=1, keepdim=True).clamp(min=top)
+        position = torch.arange(words.shape[1], device=words.device)
+        taken = position < word_mask.sum(dim=1, keepdim=True).clamp(min=top)
         region_mask = torch.ones_like(region_mask)
     if matching != "dot":
         words, regions = l2norm(words), l2norm(regions)
@@ -74,13 +78,13 @@ def match_fragments(
 
 
 def _highest(values: Tensor, real: Tensor, dim: int) -> Tensor:
-    """The largest real value along `dim`; 0 where none is real."""
+    """The largest real value along `dim`; 0 if none is real."""
     highest = values.masked_fill(~real, -math.inf).amax(dim=dim)
     return highest.masked_fill(highest == -math.inf, 0)
 
 
 def _summary(best: Tensor, real: Tensor, taken: Tensor, top: int) -> Tensor:
-    """(T, I, L) -> (T, I, 1 + K): the mean over what is real, and the largest of what is taken."""
+    """(T, I, L) -> (T, I, 1 + K): the mean over `real` fragments, and the largest of the `taken` ones."""
     mean = best.masked_fill(~real, 0).sum(dim=2) / real.sum(dim=-1).clamp(min=1)  # (T, I)
     ranked = best.masked_fill(~taken, -math.inf).topk(min(top, best.shape[2]), dim=2).values
     ranked = F.pad(ranked.masked_fill(ranked == -math.inf, 0), (0, top - ranked.shape[2]))  # (T, I, K)
@@ -103,12 +107,12 @@ class AssociationGraph:
 class AssociationGraphBuilder(nn.Module):
     """Connections (Eq. 5 to 7) and relevance (Eq. 8 to 10) of a batch.
 
-    - `neighbours` (tau): the fraction of a block's columns that a row is connected with, itself among them.
+    - `neighbours` (tau): the fraction of a block's columns that a row is connected with, including itself.
     - `top` (K): the length of a matching vector.
     - `sigma`, `distance`: relevance within a modality is exp(-|a - b|^2 / sigma) ("squared", Eq. 10) or, as in the
       released code, exp(-|a - b| / sigma) ("plain"). Eq. 10 as printed swaps the modalities; each uses its own here.
 
-    Connections carry no gradient. The two MLPs start alike.
+    Connections have no gradient. The two MLPs start with equal weights.
     """
 
     def __init__(
@@ -138,7 +142,7 @@ class AssociationGraphBuilder(nn.Module):
     def closeness(self, rows: Tensor, columns: Tensor) -> Tensor:
         """exp(-distance / sigma) of every two embeddings (Eq. 10)."""
         squared = rows.square().sum(1)[:, None] + columns.square().sum(1) - 2 * rows @ columns.T
-        if rows is columns:  # zero by definition; rounding would leave some distance, large after a square root
+        if rows is columns:  # zero by definition; rounding errors would be large after the square root
             squared = squared.masked_fill(torch.eye(len(rows), dtype=torch.bool, device=rows.device), 0)
         squared = squared.clamp(min=0)
         if self.distance == "squared":
@@ -150,7 +154,7 @@ class AssociationGraphBuilder(nn.Module):
     def regularisation(self, graph: AssociationGraph, images: Tensor, texts: Tensor) -> Tensor:
         """(N,): KL of the learned relevance between modalities from that of the embeddings, both softmaxed (Eq. 11).
 
-        Row i is of image i and of text i. The embeddings are the guide: no gradient goes into them.
+        Row i belongs to image i and text i. The relevance of the embeddings is the target: it has no gradient.
         """
         count = len(images)
         with torch.no_grad():
@@ -165,7 +169,7 @@ def matching_relevance(mlp: nn.Module, matches: Tensor) -> Tensor:
 
 
 def nearest(similarity: Tensor, fraction: float) -> Tensor:
-    """(n, m) bool: in each row the first `fraction` x m by similarity, at least one; ties are all in (Eq. 5, 6).
+    """(n, m) bool: the `fraction` x m most similar columns of each row, at least one, with all ties (Eq. 5, 6).
 
     >>> nearest(torch.tensor([[0.1, 0.9, 0.5, 0.3], [1.0, 0.0, 1.0, 1.0]]), 0.5).int().tolist()
     [[0, 1, 1, 0], [1, 0, 1, 1]]
@@ -218,9 +222,9 @@ class FusionInteraction(nn.Module):
 class StandaloneInteraction(nn.Module):
     """Two branches: first across modalities, then within each (Figure 4a).
 
-    In each of L layers an image attends to the texts it is connected with, then to the images, and goes through
-    a feed-forward part; texts do the same in a branch of their own. Both branches look at the layer's input, so
-    that neither is ahead of the other. Residual connections and layer normalisation come after every part.
+    In each of L layers an image attends to connected texts, then to connected images, then passes a feed-forward part;
+    texts do the same in a branch of their own. Both branches read the input of the layer, so neither is ahead of the
+    other. Every part has a residual connection and a layer normalisation after it.
     """
 
     def __init__(
@@ -306,13 +310,13 @@ def create_interaction(
 
 
 class RelationObjective(nn.Module):
-    """Matching losses of initial and relation-enhanced embeddings (HREM Eq. 14), and the regularisation of Eq. 11.
+    """Matching losses of initial and relation-enhanced embeddings (Eq. 14), and the regularisation of Eq. 11.
 
-    Requirements: a matcher whose Codes carry an embedding and, in training, its fragments before pooling (hrem).
+    Requirements: a matcher whose Codes have an embedding and, in training, the fragments before pooling (hrem).
 
-    Terms, one value an anchor pair, both directions added: `initial` L(v, u); after the warm-up also `enhanced`
-    L(v', u'), `enhanced_images` L(v', u), `enhanced_texts` L(v, u') and `regularisation`. `without_candidates` (weight
-    0, for the log) counts the times that nothing could be drawn for an anchor: both directions of all these losses.
+    Terms, one value for each anchor pair, the sum of both directions: `initial` L(v, u); after the warm-up also
+    `enhanced` L(v', u'), `enhanced_images` L(v', u), `enhanced_texts` L(v, u') and `regularisation`. For the log, with
+    weight 0, `without_candidates` counts how often no negative could be drawn for an anchor.
 
     The graph: `mechanism` "fusion" or "standalone" with `layers` (L), `heads`, `hidden`, `dropout`; `neighbours` (tau);
     `relevance_weight` (lambda); `top` (K); `sigma`. The loss: `margin`, `nearest`, `farthest` and `sampling_dim`
@@ -324,8 +328,8 @@ class RelationObjective(nn.Module):
     `warmup_steps: 8000`.
 
     Ablations: `relations` "both", "inter", "intra" or "none"; `neighbours: 1` connects everything;
-    `relevance_weight: 0` leaves relevance out; `consistency: false` leaves out what Eq. 14 has in brackets, so
-    that after the warm-up L(v', u') trains alone (L(v, u) is still logged).
+    `relevance_weight: 0` leaves relevance out; `consistency: false` leaves out the brackets of Eq. 14, so that after
+    the warm-up L(v', u') trains alone (L(v, u) is still logged).
 
     Several processes: the graph spans the global batch, and every process returns the values of its own anchors.
     """
@@ -373,7 +377,7 @@ class RelationObjective(nn.Module):
         self.margin, self.weight = margin, weight
 
     def forward(self, step: Step) -> dict[str, Term]:
-        # Relations, scores and hinges in float32, also where the encoders ran in bfloat16.
+        # Relations, scores and hinges are float32, even if the encoders ran in bfloat16.
         with torch.autocast(step.batch.text_groups.device.type, enabled=False):
             images = distributed.gather_rows(_embedding(step.image_codes), step.total)  # (N, d)
             texts = distributed.gather_rows(_embedding(step.text_codes), step.total)
@@ -388,7 +392,7 @@ class RelationObjective(nn.Module):
             return terms | {"without_candidates": Term(without, 0.0)}
 
     def phase(self, progress: Progress) -> bool:
-        """Whether relations have started, where there are any."""
+        """Whether relations are on."""
         if self.graph is None:
             return False
         return progress.epoch >= self.warmup_epochs and progress.step >= self.warmup_steps
@@ -414,7 +418,7 @@ class RelationObjective(nn.Module):
         return named, torch.stack([without for _, without in costs.values()]).sum(dim=0)
 
     def _matches(self, step: Step) -> Tensor:
-        """(N texts, N images, 2, 1 + K): each process matches its own texts with all images."""
+        """(N texts, N images, 2, 1 + K): each process matches its own texts against all images."""
         image_codes, text_codes = (_with_fragments(codes) for codes in (step.image_codes, step.text_codes))
         if self.detach_fragments:
             image_codes, text_codes = image_codes.detach(), text_codes.detach()
@@ -444,7 +448,7 @@ class RelationObjective(nn.Module):
 def _embedding(codes: Codes) -> Tensor:
     if codes.embedding is None:
         raise RecipeError("the relation loss needs a matcher with one vector an item; use it with hrem")
-    return _single(codes.embedding).contiguous()
+    return widen(codes.embedding).contiguous()
 
 
 def _with_fragments(codes: Codes) -> Codes:
@@ -453,8 +457,4 @@ def _with_fragments(codes: Codes) -> Codes:
             "the relation loss reads fragments before pooling, and this matcher keeps none in training; "
             "use it with hrem, or set relations: none"
         )
-    return Codes(fragments=_single(codes.fragments), mask=codes.mask)
-
-
-def _single(tensor: Tensor) -> Tensor:
-    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
+    return Codes(fragments=widen(codes.fragments), mask=codes.mask)

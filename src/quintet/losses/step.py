@@ -1,4 +1,4 @@
-"""What an objective is given, and what it gives back."""
+"""What a loss is given (`Step`) and what it returns (`Term`)."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from quintet.codes import Codes
 from quintet.data.batches import ImageBatch, OfflineBatch, PairBatch, TextBatch
 from quintet.errors import RecipeError
 from quintet.layers.batchnorm import BATCH_NORMS
+from quintet.layers.normalize import widen
 from quintet.protocols import Matcher, Phased
 
 P = TypeVar("P", bound=Hashable)
@@ -22,7 +23,7 @@ P = TypeVar("P", bound=Hashable)
 
 @dataclass(frozen=True)
 class Term:
-    """One named part of a loss: unreduced values, one per anchor of this process, and the weight of their sum."""
+    """One named part of a loss: (b,) unreduced values, one for each anchor of this process, and their weight."""
 
     values: Tensor
     weight: float = 1.0
@@ -38,10 +39,10 @@ class Progress:
 
 
 class Step:
-    """One batch and what the matcher makes of it. Each quantity is computed once, when first asked for.
+    """One batch with the matcher's codes and scores of it. Each quantity is computed once, at its first use.
 
-    Under several processes the batch is this process's share of the global batch, `scores` spans the global batch, and
-    `mine` says which of its rows and columns belong here: an objective returns the values of its own anchors only.
+    With several processes `batch` is this process's share of the global batch, (b) of (B) pairs. `scores` spans the
+    global batch, and `mine` selects the rows and columns of this process. A loss returns values of these anchors only.
     """
 
     def __init__(self, matcher: Matcher, batch: PairBatch, progress: Progress, total: int | None = None) -> None:
@@ -82,13 +83,13 @@ class Step:
             return self.matcher.encode_texts(texts)
 
     def _encoding(self) -> torch.autocast:
-        """The precision that held where this step began: a loss may first ask for codes where it has turned it off."""
+        """Autocast as it was when the step began: a loss may turn it off before it asks for codes."""
         return torch.autocast(self._device, torch.get_autocast_dtype(self._device), enabled=self._half)
 
     @cached_property
     def scores(self) -> Tensor:
         """(B, B): every image of the global batch against every text of it."""
-        # Ranks and hinges are decided in float32, also where the encoders ran in bfloat16.
+        # Scores and hinges are float32, even if the encoders ran in bfloat16.
         with torch.autocast(self._device, enabled=False):
             all_texts = distributed.gather_codes(at_least_float32(self.text_codes), self.total)
             # (b, B): each process scores its own images
@@ -96,19 +97,19 @@ class Step:
             return distributed.gather_rows(rows, self.total)
 
     def encode_offline(self, derived: bool) -> None:
-        """Encode the batch's images in one go with its offline ones, and with the `derived` ones; texts likewise.
+        """Encode the batch together with its offline negatives, and the `derived` ones: fewer, larger products.
 
-        The same codes in fewer, larger products. Not where a BatchNorm is: it would see three batches as one.
+        The codes are the same. A matcher with a BatchNorm is left alone: it would see three batches as one.
         """
         if "image_codes" in self.__dict__ or "text_codes" in self.__dict__:
             return  # another loss has encoded the batch
         if any(isinstance(part, BATCH_NORMS) for part in self.matcher.modules()):
             return
         names = ("image_codes", "_offline_image_codes", "_derived_image_codes")[: 2 + derived]
-        pictures = (self.batch.images, self._offline.images, self._offline.derived_images)[: 2 + derived]
-        sentences = (self.batch.texts, self._offline.texts, self._offline.derived_texts)[: 2 + derived]
-        images = self._encode_images(ImageBatch.cat(pictures))
-        texts = self._encode_texts(TextBatch.cat(sentences))
+        batches = (self.batch.images, self._offline.images, self._offline.derived_images)[: 2 + derived]
+        text_batches = (self.batch.texts, self._offline.texts, self._offline.derived_texts)[: 2 + derived]
+        images = self._encode_images(ImageBatch.cat(batches))
+        texts = self._encode_texts(TextBatch.cat(text_batches))
         size = len(self.batch)
         for number, name in enumerate(names):
             rows = slice(number * size, (number + 1) * size)
@@ -117,7 +118,7 @@ class Step:
 
     @cached_property
     def off_text(self) -> Tensor:
-        """(b,): S(i, t_off), each image of this process against its offline hard negative text."""
+        """(b,): S(i, t_off), each image against its offline hard negative text."""
         return self.pair_scores(self.image_codes, self._offline_text_codes)
 
     @cached_property
@@ -132,14 +133,14 @@ class Step:
 
     @cached_property
     def derived_pair(self) -> Tensor:
-        """(b,): the image of t_off against a text of i_off."""
+        """(b,): S of the image of t_off and a text of i_off."""
         return self.pair_scores(self._derived_image_codes, self._derived_text_codes)
 
     @property
     def _offline(self) -> OfflineBatch:
         if self.batch.offline is None:
             raise RecipeError(
-                "this loss trains on offline negatives; give its stage a `negatives:` entry that says where from"
+                "this loss needs offline negatives; give its stage a `negatives:` entry with their source (`from`)"
             )
         return self.batch.offline
 
@@ -160,13 +161,13 @@ class Step:
         return self._encode_texts(self._offline.derived_texts)
 
     def pair_scores(self, image_codes: Codes, text_codes: Codes) -> Tensor:
-        """(n,): row by row, in float32."""
+        """(n,): row i against row i, in float32."""
         with torch.autocast(self._device, enabled=False):
             return self.matcher.score_pairs(at_least_float32(image_codes), at_least_float32(text_codes))
 
     @cached_property
     def same_group(self) -> Tensor:
-        """(B, B) bool: which image and text belong together."""
+        """(B, B) bool: which image and text are of one group."""
         images = distributed.gather_rows(self.batch.image_groups, self.total)
         texts = distributed.gather_rows(self.batch.text_groups, self.total)
         return images[:, None] == texts[None, :]
@@ -183,5 +184,5 @@ class Step:
 
 
 def at_least_float32(codes: Codes) -> Codes:
-    """Codes as ranks and hinges are decided with."""
-    return codes.map(lambda tensor: tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor)
+    """Codes in the precision of scores and hinges."""
+    return codes.map(widen)

@@ -20,12 +20,12 @@ def triplet(
 ) -> dict[str, Tensor]:
     """The two hinge costs of each pair (i, t) on the diagonal of `scores`.
 
-    `choose` says what stands for the negatives of an anchor:
+    `choose` says which negatives of an anchor count:
 
     - "all": the sum over all of them (Eq. 1, the standard triplet loss);
-    - "mean": the mean over those that violate the margin, a gentle start before "hardest";
-    - "softmax": a smooth maximum, T log(1 + sum of exp((s - positive) / T)) with T a quarter of the margin. All of them
-      count, the harder the more; the smaller T, the nearer to "hardest" without a margin (it is InfoNCE, times T);
+    - "mean": the mean over those that violate the margin, a gentler loss for a warm-up;
+    - "softmax": a smooth maximum, T log(1 + sum of exp((s - positive) / T)) with T a quarter of the margin. All
+      negatives count, harder ones more. It is InfoNCE times T; for small T it approaches "hardest" without a margin;
     - "hardest": the one with the highest score (Eq. 2, the online triplet loss).
 
     Returns `text` (n,): wrong texts for image i, and `image` (n,): wrong images for text t.
@@ -61,9 +61,9 @@ def _hinge(scores: Tensor, negative: Tensor, positive: Tensor, margin: float, ch
 class TripletObjective(nn.Module):
     """The triplet loss over the (global) batch.
 
-    `negatives`: "hardest" (Eq. 2) or "all" (Eq. 1). During the first `warmup_epochs` epochs the `warmup` stands in for
-    the hardest: the "mean" of all violations, or "softmax", a smooth maximum (`triplet`). Hardest negatives from the
-    first step make small corpora collapse (loss stuck at 2 x batch x margin, all scores equal).
+    `negatives`: "hardest" (Eq. 2) or "all" (Eq. 1). For the first `warmup_epochs` epochs the `warmup` replaces the
+    hardest: "mean", of all violations, or "softmax", a smooth maximum (see `triplet`). Without it small corpora may
+    collapse: all scores become equal and the loss stays at 2 x batch x margin.
 
     `same_group`: "ignored" (default) never takes another text of the same group for a negative; "negative" masks
     the diagonal only, as the released code of SCAN, BFAN, VSRN and AOQ does.
@@ -84,9 +84,7 @@ class TripletObjective(nn.Module):
         if same_group not in ("ignored", "negative"):
             raise ValueError(f"same_group must be ignored or negative, got {same_group!r}")
         if warmup_epochs and negatives == "all":
-            raise ValueError(
-                "warmup_epochs leads up to the hardest negatives; with all of them there is nothing to warm up"
-            )
+            raise ValueError("warmup_epochs is for negatives: hardest; leave it out with negatives: all")
         check_warmup(warmup, margin)
         self.margin = margin
         self.warmup = warmup
@@ -96,7 +94,7 @@ class TripletObjective(nn.Module):
         self.weight = weight
 
     def phase(self, progress: Progress) -> NegativeChoice:
-        """What stands for the negatives of an anchor by now."""
+        """Which negatives of an anchor count."""
         return self.warmup if progress.epoch < self.warmup_epochs else self.negatives
 
     def forward(self, step: Step) -> dict[str, Term]:
@@ -108,7 +106,7 @@ class TripletObjective(nn.Module):
 
 
 def check_warmup(warmup: Warmup, margin: float) -> None:
-    """Refuse what is no warm-up, and a smooth maximum without a temperature."""
+    """Raise for an unknown warm-up, and for a smooth maximum without a positive temperature."""
     if warmup not in get_args(Warmup):
         raise ValueError(f"warmup must be one of {', '.join(get_args(Warmup))}, got {warmup!r}")
     if warmup == "softmax" and margin <= 0:

@@ -19,7 +19,7 @@ from quintet.backbones.tower import ImageTower
 from quintet.codes import Codes
 from quintet.data.batches import ImageBatch, TextBatch
 from quintet.errors import RecipeError, suggest
-from quintet.layers.normalize import HALF, l2norm
+from quintet.layers.normalize import l2norm, widen
 from quintet.scores.embedding import dot_score_pairs, dot_scores
 
 
@@ -280,8 +280,7 @@ class DualPath(nn.Module):
         return dot_score_pairs(_unit(image_codes), _unit(text_codes))
 
     def _codes(self, features: Tensor) -> Codes:
-        # Under autocast the features come in half precision, too coarse for margins and ranks.
-        codes = Codes(embedding=features.float() if features.dtype in HALF else features)
+        codes = Codes(embedding=widen(features))
         return codes if self.training else _unit(codes)
 
 

@@ -15,7 +15,7 @@ from quintet.codes import Codes
 from quintet.data.batches import ImageBatch, TextBatch
 from quintet.errors import RecipeError
 from quintet.layers.fragment_attention import FragmentAggregation
-from quintet.layers.normalize import HALF, l2norm
+from quintet.layers.normalize import l2norm, widen
 from quintet.layers.regions import RegionProjection
 from quintet.layers.text import BiGRUEncoder
 from quintet.models.fragments import check_choice
@@ -106,8 +106,8 @@ class HREM(nn.Module):
 
 
 def _unit(vectors: Tensor) -> Tensor:
-    # Under autocast vectors come in half precision, too coarse for margins and ranks.
-    return l2norm(vectors.float() if vectors.dtype in HALF else vectors, dim=1)
+    """(n, d) of length 1."""
+    return l2norm(widen(vectors), dim=1)
 
 
 def build_hrem(

@@ -13,7 +13,7 @@ from quintet.backbones.text_encoder import HuggingFaceText, SmallText, pretraine
 from quintet.codes import Codes
 from quintet.data.batches import ImageBatch, TextBatch
 from quintet.errors import RecipeError
-from quintet.layers.normalize import HALF, l2norm
+from quintet.layers.normalize import l2norm, widen
 from quintet.layers.pooling import masked_mean
 from quintet.layers.regions import RegionProjection
 from quintet.layers.text_cnn import TextCNN, TextNorm
@@ -123,8 +123,7 @@ class MMCA(nn.Module):
         return joint_attention_map(image_code, text_code, self.cross.unit)
 
     def _codes(self, embedding: Tensor, fragments: Tensor, mask: Tensor | None, boxes: Tensor | None) -> Codes:
-        # Under autocast vectors come in half precision, too coarse for margins and ranks.
-        unit = l2norm(embedding.float() if embedding.dtype in HALF else embedding, eps=0)
+        unit = l2norm(widen(embedding), eps=0)
         if not self.joint or self.cross is None:
             return Codes(embedding=unit)
         tokens = joint_tokens(self.cross.unit, fragments, mask)

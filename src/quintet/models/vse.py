@@ -19,7 +19,7 @@ from quintet.backbones.tower import ImageTower
 from quintet.codes import Codes
 from quintet.data.batches import ImageBatch, TextBatch
 from quintet.errors import RecipeError, suggest
-from quintet.layers.normalize import HALF, l2norm
+from quintet.layers.normalize import l2norm, widen
 from quintet.layers.pooling import create_pooling
 from quintet.layers.regions import ChannelDropout, RegionProjection
 from quintet.layers.text import BiGRUEncoder, LastStateGRU
@@ -80,8 +80,7 @@ class VSE(nn.Module):
 
 
 def _unit_codes(vectors: Tensor) -> Codes:
-    # Under autocast the vectors come in half precision, too coarse for margins and ranks.
-    return Codes(embedding=l2norm(vectors.float() if vectors.dtype in HALF else vectors, eps=0))
+    return Codes(embedding=l2norm(widen(vectors), eps=0))
 
 
 class FragmentEncoder(nn.Module):

@@ -14,7 +14,7 @@ from quintet.codes import Codes
 from quintet.data.batches import ImageBatch, TextBatch
 from quintet.errors import RecipeError, suggest
 from quintet.layers.batchnorm import masked_batchnorm
-from quintet.layers.normalize import HALF, l2norm
+from quintet.layers.normalize import l2norm, widen
 from quintet.layers.regions import RegionProjection
 from quintet.layers.text import LastStateGRU
 from quintet.scores.embedding import dot_score_pairs, dot_scores
@@ -232,8 +232,8 @@ def build_vsrn(
 
 
 def _unit(vectors: Tensor) -> Tensor:
-    """(n, d) of length 1. Under autocast vectors come in half precision, too coarse for margins and ranks."""
-    return l2norm(vectors.float() if vectors.dtype in HALF else vectors, dim=1, eps=0)
+    """(n, d) of length 1."""
+    return l2norm(widen(vectors), dim=1, eps=0)
 
 
 def _real_first(regions: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:

@@ -13,6 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from quintet.layers.normalize import widen
+
 Focal = Literal["equal", "prob"]
 
 
@@ -94,11 +96,6 @@ def gram_cosines(weights: Tensor, products: Tensor, gram: Tensor, squares: Tenso
         dots, squared = dots / mass, squared / mass.square()
     # sqrt(clamp(x)) and not clamp(sqrt(x)): the same value, and a finite gradient at zero.
     return dots * squared.clamp(min=_SMALLEST_SQUARE).rsqrt()
-
-
-def widen(tensor: Tensor) -> Tensor:
-    """Half precision to float32; anything wider stays."""
-    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
 class _Product(torch.autograd.Function):

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from quintet.codes import Codes
-from quintet.scores.attention import Focal, Norm, attention_weights, focal_gates, fragment_products, widen
+from quintet.layers.normalize import widen
+from quintet.scores.attention import Focal, Norm, attention_weights, focal_gates, fragment_products
 from quintet.scores.blocks import fragments_of
 from quintet.scores.cross_attention import Direction, check_direction
 

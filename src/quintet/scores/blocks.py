@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from quintet.codes import Codes
-from quintet.scores.attention import widen
+from quintet.layers.normalize import widen
 
 _MOST_PADDING = 1.25  # fragments of a group, padding included, over its real fragments
 _EVEN = 32  # items: products whose rows are of an odd length take a GPU about twice as long

@@ -21,10 +21,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from quintet.codes import Codes
-from quintet.layers.normalize import l2norm
+from quintet.layers.normalize import l2norm, widen
 from quintet.layers.text_cnn import TextCNN
 from quintet.layers.transformer_unit import FAR, TransformerUnit, split_heads
-from quintet.scores.attention import Precision, widen
+from quintet.scores.attention import Precision
 from quintet.scores.attention_map import AttentionMap
 from quintet.scores.blocks import Group, Side, fragments_of
 
@@ -62,7 +62,7 @@ class JointTokens:
 def joint_tokens(unit: TransformerUnit, x: Tensor, mask: Tensor | None) -> JointTokens:
     """(n, L, d), (n, L) -> everything about the items that is not about a pair, in float32 or wider."""
     with torch.autocast(x.device.type, enabled=False):
-        x = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+        x = widen(x)
         query, key, value = unit.project(x)
         own, weight = unit.attend_own(query, key, value, mask)
         return JointTokens(x, query, key, value, own, weight)
