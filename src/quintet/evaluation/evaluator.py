@@ -136,9 +136,9 @@ def evaluate(
     if not given:
         raise QuintetError("there is no run to evaluate")
     opened = [as_run(run, device=device) for run in [*given, *([] if compare is None else [compare])]]
-    place = opened[0].device
+    target = opened[0].device
     for run in opened:
-        run.to(place)
+        run.to(target)
     whole = as_corpus(corpus if corpus is not None else default_corpus([run.folder for run in opened]))
     chosen = whole.split(split) if isinstance(split, str) else split
     size = len(chosen.images) + len(chosen.texts)
@@ -153,7 +153,7 @@ def evaluate(
     mine = members[: len(given)]
     teams = [mine] if ensemble else [[member] for member in mine]
     teams += [] if compare is None else [members[-1:]]
-    measured = [evaluate_members(team, chosen, chosen_protocol, block, bootstrap, seed, place) for team in teams]
+    measured = [evaluate_members(team, chosen, chosen_protocol, block, bootstrap, seed, target) for team in teams]
     results = named_results(measured)
     named = dict(zip(results, teams, strict=True))
     first, *_ = results.values()
@@ -161,7 +161,7 @@ def evaluate(
     if expert_annotations is not None:
         pairs = judged_pairs(read_expert_annotations(expert_annotations), chosen)
         found_people = {
-            name: human_agreement(pair_scores(team, pairs, place), pairs, bootstrap, seed)
+            name: human_agreement(pair_scores(team, pairs, target), pairs, bootstrap, seed)
             for name, team in named.items()
         }
     return Evaluation(
@@ -169,7 +169,7 @@ def evaluate(
         results=results,
         comparisons={} if compare is None else _comparisons(results, seed),
         human_agreement=found_people,
-        hard_samples=_hard_samples(results, named, chosen, place) if hard_samples else None,
+        hard_samples=_hard_samples(results, named, chosen, target) if hard_samples else None,
         facts={
             "corpus": {"name": whole.name, "folder": str(whole.root)},
             "runs": [{"name": run.name, "weights_sha256": run.weights_checksum} for run in opened],

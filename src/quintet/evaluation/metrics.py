@@ -1,4 +1,4 @@
-"""From ranks to the numbers the field reports, and what guessing would earn."""
+"""From ranks to recalls, median and mean rank, mAP@R and rsum; their chance level."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def retrieval_metrics(
 
     `scores` is (n_images, n_texts), numpy or torch, any float type; larger is better. Ranks are decided on the scores
     as float32, so float64 scores that round to the same float32 number are tied. Relevance is *same group*; groups are
-    integers, or names as a corpus has them. A query is hit at K when any right candidate is among the first K; a wrong
-    candidate that ties goes first. Recalls and mAP@R are per cent, ranks start from 1.
+    integers, or names as a corpus has them. A query is a hit at K when one of its positives is among the
+    first K; a negative that ties is ranked first. Recalls and mAP@R are in per cent, ranks start from 1.
 
     >>> metrics = retrieval_metrics([[0.9, 0.8, 0.1], [0.3, 0.7, 0.5]], [0, 1], [0, 0, 1])
     >>> metrics["i2t_r1"], metrics["t2i_r1"], metrics["i2t_meanr"]
@@ -52,15 +52,15 @@ def query_values(queries: Queries) -> dict[str, np.ndarray]:
 
 
 def average_precision_at_r(queries: Queries) -> np.ndarray:
-    """(q,) of (1/R) sum over the first R places of hit x precision, R being the number of right candidates.
+    """(q,) of (1/R) sum over the first R positions of hit x precision, where R is the number of positives.
 
-    The j-th best right candidate stands at place w + j, with w wrong ones before it (tied wrong ones included).
+    The j-th best positive is at position w + j, with w negatives before it (tied ones included).
     """
     query = np.repeat(np.arange(len(queries)), queries.positives)  # (P,)
-    wrong = queries.pair_ranks[np.lexsort((queries.pair_ranks, query))]
-    j = np.arange(len(wrong)) - queries.starts[query] + 1
-    place = wrong + j
-    gained = np.where(place <= queries.positives[query], j / place, 0.0)
+    negatives = queries.pair_ranks[np.lexsort((queries.pair_ranks, query))]
+    j = np.arange(len(negatives)) - queries.starts[query] + 1
+    position = negatives + j
+    gained = np.where(position <= queries.positives[query], j / position, 0.0)
     return np.add.reduceat(gained, queries.starts) / queries.positives
 
 
@@ -74,11 +74,11 @@ def with_rsum(metrics: Metrics) -> Metrics:
 
 
 def chance_level(image_groups: Any, text_groups: Any) -> Metrics:
-    """What random scores without ties earn on average, in closed form, under the names of `retrieval_metrics`.
+    """The metrics of random scores without ties, on average, in closed form, under the names of `retrieval_metrics`.
 
-    A query with R right ones among N candidates misses all of them in its first K with the hypergeometric probability
-    C(N-R, K) / C(N, K); the best one's rank is (N+1)/(R+1) on average. The median is that of the rank's distribution
-    over all queries.
+    A query with R positives among N candidates has none of them in its first K with the hypergeometric probability
+    C(N-R, K) / C(N, K); the best positive's rank is (N+1)/(R+1) on average. The median is that of the rank's
+    distribution over all queries.
 
     >>> chance = chance_level(range(1000), [image for image in range(1000) for _ in range(5)])
     >>> round(chance["i2t_r1"], 6), round(chance["t2i_r10"], 6), chance["t2i_medr"]
@@ -97,10 +97,10 @@ def chance_level(image_groups: Any, text_groups: Any) -> Metrics:
 def _chance_of_direction(positives: np.ndarray, candidates: int) -> Metrics:
     kinds, counts = np.unique(positives, return_counts=True)  # queries with equally many positives are alike
     weights = counts / counts.sum()
-    places = np.arange(candidates)
-    missed = np.zeros(candidates)  # [k]: probability that the first k + 1 places hold no right candidate
+    positions = np.arange(candidates)
+    missed = np.zeros(candidates)  # [k]: probability that no positive is among the first k + 1 candidates
     for kind, weight in zip(kinds, weights, strict=True):
-        missed += weight * np.cumprod(np.maximum(candidates - kind - places, 0) / (candidates - places))
+        missed += weight * np.cumprod(np.maximum(candidates - kind - positions, 0) / (candidates - positions))
     recalls = {f"r{cut}": 100.0 * (1.0 - missed[min(cut, candidates) - 1]) for cut in CUTS}
     medr = int(np.argmax(missed <= 0.5 + 1e-9)) + 1  # the tolerance absorbs the rounding of the product
     meanr = weights @ ((candidates + 1) / (kinds + 1))
@@ -112,5 +112,5 @@ def _chance_of_direction(positives: np.ndarray, candidates: int) -> Metrics:
 def _chance_of_map(positives: int, candidates: int) -> float:
     """E[hit at r x precision at r] = (R/N) (1 + (r-1)(R-1)/(N-1)) / r, averaged over r = 1..R."""
     r = np.arange(1, positives + 1)
-    also_right = (positives - 1) / max(candidates - 1, 1)  # that another place is right too, given that this one is
-    return float(np.mean(positives / candidates * (1.0 + (r - 1) * also_right) / r))
+    also_positive = (positives - 1) / max(candidates - 1, 1)  # another position holds one too, given that this one does
+    return float(np.mean(positives / candidates * (1.0 + (r - 1) * also_positive) / r))

@@ -1,8 +1,8 @@
 """Exact ranks by counting: block by block, both directions in one pass, no sort and no whole score matrix.
 
-The rank of a right candidate is the number of wrong candidates that score at least as much as it does. Two rules
-follow: a wrong candidate that ties goes before the right one (a matcher that gives everything the same score earns
-nothing), and right candidates of one query never push each other down.
+The rank of a positive is the number of negatives that score at least as much. So a negative that ties is ranked before
+the positive (a matcher that gives every pair the same score gets the worst ranks), and the positives of one query do
+not lower each other's rank.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from quintet.errors import QuintetError
 ScoreBlock = Callable[[slice, slice], Tensor]  # (images, texts) -> (a, b) scores of these rows against these columns
 Steps = list[tuple[Tensor | None, Tensor]]  # (lines of the block or None for all, their positives)
 BLOCK = (1024, 1024)
-KEEP = 2**26  # scores of blocks with positives that are kept for the second look: 256 MiB instead of scoring twice
+KEEP = 2**26  # scores of blocks with positives that are kept for the counting pass: 256 MiB instead of scoring twice
 
 
 @dataclass(frozen=True)
 class Queries:
-    """One direction: every query that has at least one right candidate, with the ranks of all its right candidates."""
+    """One direction: the queries that have a positive, with the ranks of all their positives."""
 
     rows: np.ndarray  # (q,) which images (or texts) these queries are
     groups: np.ndarray  # (q,)
-    positives: np.ndarray  # (q,) how many right candidates each has, at least 1
-    pair_ranks: np.ndarray  # (P,) 0-based ranks against wrong candidates, query after query
-    candidates: int  # how many candidates each query was compared with, right ones included
-    excluded: int  # queries without a right candidate: not measured
+    positives: np.ndarray  # (q,) positives of each query, at least 1
+    pair_ranks: np.ndarray  # (P,) 0-based ranks among the negatives, query after query
+    candidates: int  # candidates of each query, positives included
+    excluded: int  # queries without a positive: not measured
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -45,7 +45,7 @@ class Queries:
 
     @cached_property
     def best(self) -> np.ndarray:
-        """(q,) 0-based rank of the best right candidate."""
+        """(q,) 0-based rank of the best positive."""
         return np.minimum.reduceat(self.pair_ranks, self.starts)
 
 
@@ -57,8 +57,8 @@ class Ranks:
     text_groups: np.ndarray  # (n_texts,)
     pair_image: np.ndarray  # (P,) image row of each positive pair
     pair_text: np.ndarray  # (P,) text row
-    pair_i2t: np.ndarray  # (P,) wrong texts that score at least as much for this image
-    pair_t2i: np.ndarray  # (P,) wrong images that score at least as much for this text
+    pair_i2t: np.ndarray  # (P,) negative texts that score at least as much for this image
+    pair_t2i: np.ndarray  # (P,) negative images that score at least as much for this text
 
     @cached_property
     def i2t(self) -> Queries:
@@ -105,8 +105,8 @@ def count_ranks(
     both directions. The first ones are kept for that up to `KEEP` scores and scored again beyond. Blocks have the same
     edges both times, so a positive is compared with exactly the number it was given; the function must be
     deterministic. Memory is that of one block, the blocks kept and the positive pairs, however large the matrix.
-    A query whose group has nothing on the other side is left out and counted (`Queries.excluded`); what it is made of
-    stays a candidate, always a wrong one.
+    A query whose group has no item of the other modality is left out and counted (`Queries.excluded`); it is still a
+    candidate, and a negative of every query.
     """
     image_groups, text_groups = group_codes(image_groups, text_groups)
     sizes = (block, block) if isinstance(block, int) else block
@@ -189,7 +189,7 @@ class _Grid:
             scores = self.score(images, texts) if kept is None else kept
             if pairs is not None:
                 scores = scores.clone()  # it may be a view of the caller's matrix
-                # Right candidates become NaN, which is never >= anything: only wrong ones are counted.
+                # Positives become NaN, which is never >= anything: only negatives are counted.
                 scores[self._inside(pairs, images, texts, scores.device)] = torch.nan
             for rows, of_pair in of_rows[i]:
                 lines = scores if rows is None else scores[rows]
@@ -245,7 +245,7 @@ def positive_pairs(image_groups: np.ndarray, text_groups: np.ndarray) -> tuple[n
     repeats = texts_in_group[image_codes]
     pair_image = np.repeat(np.arange(len(image_codes)), repeats)
     if not len(pair_image):
-        raise QuintetError("no image shares a group with any text, so there is nothing to rank; are the groups right?")
+        raise QuintetError("no image shares a group with any text, so there is nothing to rank; check the groups")
     within = np.arange(len(pair_image)) - np.repeat(np.cumsum(repeats) - repeats, repeats)
     return pair_image, text_order[first_text[image_codes[pair_image]] + within]
 

@@ -59,7 +59,7 @@ class Result:
         return printed([results_table({" + ".join(self.members): self})], width)
 
     def save(self, path: Path | str) -> None:
-        """One JSON file, complete or absent: the result and how it was made."""
+        """Write one JSON file: the result and how it was made."""
         write_result(path, self)
 
     def to_json(self) -> dict[str, Any]:
@@ -80,7 +80,7 @@ class Result:
         }
 
     def save_ranks(self, path: Path | str) -> None:
-        """The rank of every positive pair in both directions as one .npz file, complete or absent."""
+        """The rank of every positive pair in both directions, as one .npz file."""
         arrays = {
             f"fold{k}_{name}": getattr(ranks, name) for k, ranks in enumerate(self.ranks) for name in _RANK_FIELDS
         }
@@ -123,7 +123,7 @@ def _command() -> str:
 
 
 def write_result(path: Path | str, result: Result, **more: Any) -> None:
-    """One JSON file, complete or absent: the result, how it was made, and what the caller adds.
+    """Write one JSON file: the result, how it was made, and what the caller adds.
 
     Callers add what a result cannot know: `corpus` (name), `runs` (names and checksums of their weights), `recipe`.
     """
@@ -167,7 +167,7 @@ def results_table(results: Mapping[str, Result], title: str | None = None) -> Ta
 
 
 def comparison_table(label: str, differences: Mapping[str, Difference]) -> Table:
-    """How much two results differ on the same queries, and how likely luck alone would do as much."""
+    """How much two results differ on the same queries, and the p-value of that."""
     table = Table(title=escape(label), box=None, header_style="bold", padding=(0, 1, 0, 0), title_justify="left")
     for heading in ("", "difference", "95 % interval", "p"):
         table.add_column(heading, justify="right" if heading else "left")

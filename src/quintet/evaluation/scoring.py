@@ -1,4 +1,4 @@
-"""Scores of one matcher or of an ensemble, a block at a time, from Codes that stay where they are."""
+"""Scores of one matcher or of an ensemble, block by block; the Codes stay on their device."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ def member_scores(members: Sequence[Member], device: torch.device | str | None =
     sizes = {(len(member.image_codes), len(member.text_codes)) for member in members}
     if len(sizes) > 1:
         raise QuintetError(f"the members of an ensemble must have coded the same images and texts, got {sorted(sizes)}")
-    place = torch.device(device) if device is not None else members[0].image_codes.device
-    tile = GPU_TILE if place.type == "cuda" else TILE
+    target = torch.device(device) if device is not None else members[0].image_codes.device
+    tile = GPU_TILE if target.type == "cuda" else TILE
 
     def score_block(images: slice, texts: slice) -> Tensor:
         total: Tensor | None = None
-        with torch.no_grad(), full_precision(place):
+        with torch.no_grad(), full_precision(target):
             for member in members:
-                codes = member.image_codes[images].to(place), member.text_codes[texts].to(place)
+                codes = member.image_codes[images].to(target), member.text_codes[texts].to(target)
                 scores = score_in_tiles(member.matcher, *codes, tile)
                 total = scores if total is None else total.add_(scores)
         assert total is not None

@@ -1,7 +1,7 @@
 """Checkpoints: one safetensors file with everything a stage needs to go on exactly where it stopped.
 
 Tensors are named `module/...`, `optimizer/INDEX/KEY` and `random/RANK/...`; what is not a tensor is JSON in the file's
-metadata. Nothing in the file can execute code, and the file is complete or absent.
+metadata. Nothing in the file can execute code, and the file is written atomically.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ VERSION = 1
 
 
 def save_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> None:
-    """Write a safetensors file with JSON metadata, complete or absent."""
+    """Write a safetensors file with JSON metadata, atomically."""
     plain = {name: tensor.detach().to("cpu").contiguous() for name, tensor in tensors.items()}
     shared = {tensor.data_ptr() for tensor in plain.values() if tensor.numel()}
     if len(shared) < sum(1 for tensor in plain.values() if tensor.numel()):
@@ -159,6 +159,6 @@ def _gather_random_states() -> dict[str, Tensor]:
     mine = _random_state()
     if distributed.world_size() == 1:
         return {f"random/0/{name}": tensor for name, tensor in mine.items()}
-    everyone: list[Any] = [None] * distributed.world_size()
-    dist.all_gather_object(everyone, mine)
-    return {f"random/{rank}/{name}": tensor for rank, states in enumerate(everyone) for name, tensor in states.items()}
+    gathered: list[Any] = [None] * distributed.world_size()
+    dist.all_gather_object(gathered, mine)
+    return {f"random/{rank}/{name}": tensor for rank, states in enumerate(gathered) for name, tensor in states.items()}

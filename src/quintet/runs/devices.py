@@ -1,4 +1,4 @@
-"""Which device to work on."""
+"""Devices, their precision and their threads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from quintet.errors import QuintetError
 
 
 def pick_device(name: str) -> torch.device:
-    """ "cuda" is the GPU of this process; "auto" likewise where there is one, else the CPU."""
+    """ "cuda" is the GPU of this process; "auto" is that GPU if there is one, else the CPU."""
     try:
         device = torch.device(device_name(name, torch.cuda.is_available()))
         torch.empty(0, device=device)  # a device torch knows need not be one this machine has
@@ -24,7 +24,7 @@ def pick_device(name: str) -> torch.device:
 
 
 def device_name(name: str, has_gpu: bool) -> str:
-    """With an index wherever a GPU is meant: torchrun's processes must not all work on the first one.
+    """With the index of the GPU, so that the processes of torchrun do not all use the first one.
 
     >>> device_name("auto", has_gpu=False), device_name("cuda:1", has_gpu=True)
     ('cpu', 'cuda:1')
@@ -38,7 +38,7 @@ def device_name(name: str, has_gpu: bool) -> str:
 def tensor_core_products(device: torch.device, on: bool) -> Iterator[None]:
     """Whether products of float32 matrices round their factors to TF32's 10 bits, which a GPU multiplies quicker.
 
-    As it was before afterwards; a CPU has none and computes as ever.
+    The setting is restored afterwards. On a CPU nothing changes.
     """
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if on and device.type == "cuda" else "highest")
@@ -50,7 +50,7 @@ def tensor_core_products(device: torch.device, on: bool) -> Iterator[None]:
 
 @contextmanager
 def full_precision(device: torch.device) -> Iterator[None]:
-    """Float32 as it is: no autocast and no TF32, whatever training had switched on."""
+    """Plain float32: no autocast and no TF32, whatever training has switched on."""
     before, cudnn = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     if before != "highest":
         torch.set_float32_matmul_precision("highest")
@@ -68,7 +68,7 @@ def full_precision(device: torch.device) -> Iterator[None]:
 def cores_for_decoding(device: torch.device) -> Iterator[None]:
     """While an accelerator computes, leave the CPU to the threads that decode images.
 
-    Torch's own threads have nothing to do then but spin, and on many cores they slow decoding down several times.
+    Torch's own threads would only spin, and on many cores they slow decoding down several times.
     """
     before = torch.get_num_threads()
     if device.type != "cpu":

@@ -61,7 +61,7 @@ def encode_batches(
 
 
 class ImageView(Protocol):
-    """How a run looks at an image: what it does to the pixels, and the batch it makes of them."""
+    """From images to the batch that a matcher encodes."""
 
     @property
     def preprocess(self) -> Callable[[PILImage], Tensor]:
@@ -76,7 +76,7 @@ class ImageView(Protocol):
 
 
 class PixelView:
-    """The view of a matcher with an image tower of its own."""
+    """The view of a matcher that reads pixels."""
 
     def __init__(self, preprocess: Callable[[PILImage], Tensor]) -> None:
         self.preprocess = preprocess
@@ -166,7 +166,7 @@ def positive(number: int, name: str = "batch_size") -> int:
 
 @contextmanager
 def reported(progress: bool | Callable[[int, Any], None], description: str, total: int | None) -> Iterator[Progress]:
-    """A function that is told how many are done; the total it is given, if any, goes before the one known here."""
+    """A function of (done, total) that draws a bar, calls `progress` or does nothing; None means `total`."""
     if callable(progress):
         function = progress
         yield lambda done, of: function(done, total if of is None else of)

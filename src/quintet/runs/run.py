@@ -108,9 +108,9 @@ class Run:
 
     @property
     def view(self) -> ImageView:
-        """How this run looks at an image. An image tower of its own is loaded when this is first asked for.
+        """From images to what the matcher encodes. The image tower behind features is loaded at the first use.
 
-        Assign one to share a tower between runs of the same features.
+        Assign the view of another run on the same features to share its tower.
         """
         if self._view is None:
             self._view = self._open_view()
@@ -343,17 +343,17 @@ def load(
     state, _ = load_tensors(weights)
     load_weights(matcher, state, weights)
     tokenizer = folder / "tokenizer.json"
-    place = pick_device(str(device))
+    opened_on = pick_device(str(device))
     return Run(
         folder=folder,
         name=head["name"],
-        matcher=matcher.to(place).eval(),
+        matcher=matcher.to(opened_on).eval(),
         model=model,
         tokenizer=load_tokenizer(tokenizer) if tokenizer.is_file() else None,
         image_input=read_json(folder / "images.json"),
         default_corpus=Path(head["corpus"]) if head.get("corpus") else None,
         weights_checksum=file_checksum(weights),
-        device=place,
+        device=opened_on,
         tower_weights=tower_weights,
     )
 

@@ -44,7 +44,7 @@ def convert(
         )
     plain = {key: value for key, value in original.options.items() if isinstance(value, (str, int, float, type(None)))}
     origin = {"kind": kind, "file": original.path.name, "epoch": original.epoch, "best": original.best}
-    told = {"assumed": made.assumed, "left_out": made.dropped}
+    notes = {"assumed": made.assumed, "left_out": made.dropped}
     write_run(
         out,
         name=out.name,
@@ -52,6 +52,6 @@ def convert(
         state_dict=made.state,
         tokenizer=tokenizer,
         image_input={"kind": "features", "name": features, "tower": None},
-        facts={"origin": origin | {"options": plain, "overrides": dict(options or {})} | told},
+        facts={"origin": origin | {"options": plain, "overrides": dict(options or {})} | notes},
     )
     return out

@@ -174,7 +174,7 @@ def _sizes(checkpoint: OriginalCheckpoint) -> dict[str, Any]:
 def rename_tensors(
     checkpoint: OriginalCheckpoint, kind: str, names: Names, wanted: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """The weights under our names; every tensor of the checkpoint has a place, and every place is filled."""
+    """The weights under our names; every tensor of the checkpoint is used, every parameter of the matcher filled."""
     state: dict[str, Tensor] = {}
     unexpected, misshapen = [], []
     for part, prefixes in zip(checkpoint.parts[:2], names, strict=True):
