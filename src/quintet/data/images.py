@@ -22,18 +22,9 @@ _FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
 
 # What Pillow's decoders raise on damaged files besides OSError.
 _DAMAGE = (
-    OSError,
-    SyntaxError,
-    ValueError,
-    EOFError,
-    struct.error,
-    zlib.error,
-    LookupError,
-    TypeError,
-    RuntimeError,
-    ArithmeticError,
-    MemoryError,
-)
+    OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error, LookupError, TypeError, RuntimeError,
+    ArithmeticError, MemoryError,
+)  # fmt: skip
 
 # Oversized images are refused below, with a message; Pillow's warning about the same would only be noise.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)

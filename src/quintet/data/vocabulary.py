@@ -28,35 +28,13 @@ _SAME = str.maketrans(
     }
 )
 _JOINED = {
-    "cannot": ("can", "not"),
-    "gonna": ("gon", "na"),
-    "gotta": ("got", "ta"),
-    "wanna": ("wan", "na"),
-    "gimme": ("gim", "me"),
-    "lemme": ("lem", "me"),
-}
-_ABBREVIATIONS = frozenset(
-    [
-        "mr",
-        "mrs",
-        "ms",
-        "dr",
-        "st",
-        "jr",
-        "sr",
-        "prof",
-        "vs",
-        "etc",
-        "ave",
-        "blvd",
-        "mt",
-        "ft",
-        "inc",
-        "co",
-        "corp",
-        "ltd",
-    ]
-)
+    "cannot": ("can", "not"), "gonna": ("gon", "na"), "gotta": ("got", "ta"),
+    "wanna": ("wan", "na"), "gimme": ("gim", "me"), "lemme": ("lem", "me"),
+}  # fmt: skip
+_ABBREVIATIONS = {
+    "mr", "mrs", "ms", "dr", "st", "jr", "sr", "prof", "vs", "etc", "ave", "blvd", "mt", "ft", "inc", "co",
+    "corp", "ltd",
+}  # fmt: skip
 _ALONE = ';@#$%&?!*()\\[\\]{}<>"`'  # inside a regular expression's brackets
 _PIECE = re.compile(
     rf"(\.{{2,}}|--+|`+|''+|[{_ALONE}]|[,:](?!\d))|"  # what stands alone

@@ -90,6 +90,10 @@ def _decode(row: bytes, path: Path, number: int) -> str:
         ) from None
 
 
+IMAGE_FOLDERS = (  # usual names of Flickr8k's and Flickr30k's
+    "images", "Images", "pictures", "Flicker8k_Dataset", "Flickr8k_Dataset", "flickr8k-images",
+    "flickr30k-images", "flickr30k_images", "Flickr30k_Dataset",
+)  # fmt: skip
 SPLIT_NAMES = {"training": "train", "val": "dev", "valid": "dev", "validation": "dev", "testing": "test"}
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from quintet.data.corpus import Corpus
-from quintet.data.formats.assembly import Entry, Notes, assemble, given_or_found, read_lines
+from quintet.data.formats.assembly import IMAGE_FOLDERS, Entry, Notes, assemble, given_or_found, read_lines
 from quintet.errors import CorpusError
 
 TOKENS = (
@@ -20,10 +20,6 @@ TOKENS = (
     "*.token",
     "*.token.txt",
 )
-IMAGES = (
-    "images", "Images", "Flicker8k_Dataset", "Flickr8k_Dataset", "flickr8k-images",
-    "flickr30k-images", "flickr30k_images", "Flickr30k_Dataset", "pictures",
-)  # fmt: skip
 LISTS = {
     "train": ("Flickr_*k.trainImages.txt", "*trainImages.txt", "*train.txt"),
     "dev": ("Flickr_*k.devImages.txt", "*devImages.txt", "*val.txt", "*dev.txt"),
@@ -52,7 +48,7 @@ def read(
     notes = Notes(strict)
     folder = source if source.is_dir() else source.parent
     token_file = source if source.is_file() else given_or_found(tokens, folder, TOKENS, "token file", "tokens")
-    image_folder = given_or_found(images, folder, IMAGES, "folder of images", "images")
+    image_folder = given_or_found(images, folder, IMAGE_FOLDERS, "folder of images", "images")
     captions = _read_captions(token_file)
     lists = {
         split: read_lines(given_or_found(given, folder, LISTS[split], f"list of {split} images", split))

@@ -10,19 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from quintet.data.corpus import Corpus
-from quintet.data.formats.assembly import Entry, Notes, assemble, given_or_found, split_name
+from quintet.data.formats.assembly import IMAGE_FOLDERS, Entry, Notes, assemble, given_or_found, split_name
 from quintet.errors import CorpusError, suggest
 from quintet.files import read_json
 
-IMAGES = (
-    "images",
-    "Images",
-    "pictures",
-    "flickr30k-images",
-    "flickr30k_images",
-    "Flicker8k_Dataset",
-    "Flickr8k_Dataset",
-)
 RESTVAL = ("train", "drop", "keep")
 OPTIONS = {
     "images": "the folder of images; COCO's holds train2014 and val2014",
@@ -52,7 +43,7 @@ def read(
         raise CorpusError(f"{path}: expected an object with a list `images`; is it one of Karpathy's dataset_*.json?")
     # COCO's folders carry their own names (train2014, val2014), which the file names.
     coco = any("filepath" in row for row in rows["images"])
-    usual = (*IMAGES, ".") if coco else IMAGES
+    usual = (*IMAGE_FOLDERS, ".") if coco else IMAGE_FOLDERS
     root = given_or_found(images, folder, usual, "folder of images", "images")
     notes = Notes(strict)
     entries = _entries(rows["images"], path, root, restval, max_captions, notes)
