@@ -20,13 +20,13 @@ class AtOnce:
         self.made: list[str] = []
         self.breaks = breaks
 
-    def submit(self, work: Any, row: Any, place: Any) -> Future[Any]:
+    def submit(self, work: Any, row: Any, setup: Any) -> Future[Any]:
         future: Future[Any] = Future()
         self.made.append(row.id)
         if row.id == self.breaks:
             future.set_exception(TrainingError("the loss is NaN"))
         else:
-            future.set_result(work(row, place))
+            future.set_result(work(row, setup))
         return future
 
 
@@ -36,7 +36,7 @@ def flickr8k(script: Any) -> Any:
 
 
 def run(flickr8k: Any, toy: SimpleNamespace, rows: list[Any], pool: AtOnce, minutes: float | None = None) -> Any:
-    schedule = flickr8k.Schedule(flickr8k.plan(toy.rows, rows, toy.place), toy.place, minutes)
+    schedule = flickr8k.Schedule(flickr8k.plan(toy.rows, rows, toy.setup), toy.setup, minutes)
     schedule.run(pool)
     return schedule
 
@@ -67,7 +67,7 @@ def test_a_row_brings_what_it_needs_and_is_made_once(
     run(flickr8k, toy, chosen(flickr8k, toy, "*-seed0"), again)
     assert set(again.made).isdisjoint(pool.made)
 
-    single = json.loads((toy.place.results / "one-off-tri-seed0.json").read_text())
+    single = json.loads((toy.setup.results / "one-off-tri-seed0.json").read_text())
     assert single["kind"] == "single"
     assert single["loss"] == "OffTri"
     assert single["recipe"]["stages"][0]["negatives"]["from"] == "RUNS/one-online-seed0"
@@ -77,7 +77,7 @@ def test_a_row_brings_what_it_needs_and_is_made_once(
     assert set(single["intervals"]) >= {"i2t_r1", "t2i_r10", "rsum"}
     assert 0 <= single["similarities"]["S"] <= 1
     assert "--only one-off-tri-seed0 --again" in single["command"]
-    together = json.loads((toy.place.results / "both-ensemble-seed0.json").read_text())
+    together = json.loads((toy.setup.results / "both-ensemble-seed0.json").read_text())
     assert together["kind"] == "ensemble"
     assert together["members"] == ["one-online-seed0", "two-seed0"]
     assert "training" not in together
@@ -93,7 +93,7 @@ def test_second_rounds_of_one_run_mine_once(
     monkeypatch.setattr(mining, "mine_codes", lambda *args, **kwargs: mined.append(1) or real(*args, **kwargs))
     run(flickr8k, toy, chosen(flickr8k, toy, "one-off-*-seed0", "one-adap-*-seed0"), AtOnce())
     assert len(mined) == 1
-    lists = sorted((toy.place.runs).glob("one-*-seed0/stages/*/negatives/manifest.json"))
+    lists = sorted((toy.setup.runs).glob("one-*-seed0/stages/*/negatives/manifest.json"))
     assert len(lists) == 3
     assert len({path.read_bytes() for path in lists}) == 1
 
@@ -101,23 +101,23 @@ def test_second_rounds_of_one_run_mine_once(
 def test_agreement_with_people_is_measured_where_there_are_judgements(
     flickr8k: Any, toy: SimpleNamespace, tmp_path: Path
 ) -> None:
-    split = Corpus.open(toy.place.corpus).split("test")
+    split = Corpus.open(toy.setup.corpus).split("test")
     lines = [f"{image.id}\t{split.texts[(3 * k) % 12].id}\t{1 + k % 4}\t1\t2" for k, image in enumerate(split.images)]
     (tmp_path / "experts.txt").write_text("\n".join(lines), encoding="utf-8")
-    place = replace(toy.place, annotations=tmp_path / "experts.txt")
-    toy.row.check(place)
+    setup = replace(toy.setup, annotations=tmp_path / "experts.txt")
+    toy.row.check(setup)
     (row,) = chosen(flickr8k, toy, "two-seed0")
-    found = toy.row.make_row(row, place)
+    found = toy.row.make_row(row, setup)
     assert found["human_agreement"]["judgements"] == 3 * found["human_agreement"]["pairs"] > 0
     assert "tau-c" in toy.row.summary_line(found)
     (tmp_path / "experts.txt").write_text("nowhere.jpg\tnothing#0\t1\t1\t1", encoding="utf-8")
     with pytest.raises(QuintetError, match="judged pairs are not in split"):
-        toy.row.check(place)
+        toy.row.check(setup)
 
 
 def test_hits_of_groups_add_up_to_rsum(flickr8k: Any, toy: SimpleNamespace) -> None:
     run(flickr8k, toy, chosen(flickr8k, toy, "two-seed0"), AtOnce())
-    found = json.loads((toy.place.results / "two-seed0.json").read_text())
+    found = json.loads((toy.setup.results / "two-seed0.json").read_text())
     total = sum(
         100 * sum(map(int, found["hits"][way].split())) / found["counts"][f"{way}_queries"] for way in ("i2t", "t2i")
     )
@@ -128,13 +128,13 @@ def test_a_run_whose_weights_are_gone_is_trained_again_only_for_a_row_that_needs
     flickr8k: Any, toy: SimpleNamespace
 ) -> None:
     run(flickr8k, toy, chosen(flickr8k, toy, "one-online-seed0"), AtOnce())
-    before = (toy.place.results / "one-online-seed0.json").read_bytes()
-    (toy.place.runs / "one-online-seed0").rename(toy.place.runs / "lost")
-    assert flickr8k.plan(toy.rows, chosen(flickr8k, toy, "one-online-seed0"), toy.place) == []
+    before = (toy.setup.results / "one-online-seed0.json").read_bytes()
+    (toy.setup.runs / "one-online-seed0").rename(toy.setup.runs / "lost")
+    assert flickr8k.plan(toy.rows, chosen(flickr8k, toy, "one-online-seed0"), toy.setup) == []
     pool = AtOnce()
     run(flickr8k, toy, chosen(flickr8k, toy, "one-off-tri-seed0"), pool)
     assert pool.made == ["one-online-seed0", "one-off-tri-seed0"]
-    assert (toy.place.results / "one-online-seed0.json").read_bytes() == before
+    assert (toy.setup.results / "one-online-seed0.json").read_bytes() == before
 
 
 def test_no_row_starts_after_the_time_is_up(
@@ -152,7 +152,7 @@ def test_a_failure_costs_only_the_rows_that_need_it(flickr8k: Any, toy: SimpleNa
     assert schedule.failed["one-online-seed0"] == "TrainingError: the loss is NaN"
     assert schedule.failed["one-off-tri-seed0"] == "needs one-online-seed0, which failed"
     assert schedule.done == ["two-seed0"]
-    assert not (toy.place.results / "one-online-seed0.json").exists()
+    assert not (toy.setup.results / "one-online-seed0.json").exists()
 
 
 def test_the_list_says_what_is_done_and_what_has_changed(
@@ -161,16 +161,16 @@ def test_the_list_says_what_is_done_and_what_has_changed(
     rows = chosen(flickr8k, toy, "two-seed*")
     run(flickr8k, toy, rows[:1], AtOnce())
     capsys.readouterr()
-    flickr8k.show(rows, toy.place)
+    flickr8k.show(rows, toy.setup)
     first, second, total = capsys.readouterr().out.splitlines()
     assert "done, rsum" in first
     assert "changed" not in first
     assert second.endswith("to do")
     assert total == "2 rows, 2 of them trained anew; 1 done"
-    flickr8k.show(flickr8k.with_overrides(rows, [("two*", "stages.online.epochs=3")]), toy.place)
+    flickr8k.show(flickr8k.with_overrides(rows, [("two*", "stages.online.epochs=3")]), toy.setup)
     assert "the recipe has changed: stages.0.epochs is 1, not 3" in capsys.readouterr().out
     said = [("two*", "stages.online.loss.triplet.same_group=ignored"), ("two*", "matcher.first_rank=1")]
-    flickr8k.show(flickr8k.with_overrides(rows, said), toy.place)
+    flickr8k.show(flickr8k.with_overrides(rows, said), toy.setup)
     assert "changed" not in capsys.readouterr().out, "a default that is said aloud is no change"
 
 
@@ -179,22 +179,26 @@ def test_made_again_is_compared_with_the_record(
 ) -> None:
     rows = chosen(flickr8k, toy, "two-seed0")
     run(flickr8k, toy, rows, AtOnce())
-    assert flickr8k.compare(rows, toy.place.results, toy.place)
+    assert flickr8k.compare(rows, toy.setup.results, toy.setup)
     assert ": within" in capsys.readouterr().out
     other = tmp_path / "record" / "two-seed0.json"
     other.parent.mkdir()
     other.write_text(json.dumps({"metrics": {"rsum": 900.0}, "intervals": {"rsum": [890.0, 910.0]}}))
-    assert not flickr8k.compare(rows, other.parent, toy.place)
+    assert not flickr8k.compare(rows, other.parent, toy.setup)
     assert "OUTSIDE" in capsys.readouterr().out
 
 
 @pytest.mark.slow
 def test_several_processes_make_the_same_rows(
-    flickr8k: Any, toy: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    script: Any,
+    flickr8k: Any,
+    toy: SimpleNamespace,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setitem(toy.grid.GRIDS, "flickr8k", toy.grid.Grid(toy.methods, toy.ensembles))
-    place = toy.place
-    folders = ["--corpus", str(place.corpus), "--runs", str(place.runs), "--results", str(place.results)]
+    monkeypatch.setitem(script("catalogue").GRIDS, "flickr8k", toy.grids.Grid(toy.methods, toy.ensembles))
+    setup = toy.setup
+    folders = ["--corpus", str(setup.corpus), "--runs", str(setup.runs), "--results", str(setup.results)]
     options = [
         *folders,
         "--jobs",
@@ -209,7 +213,7 @@ def test_several_processes_make_the_same_rows(
         "both*-seed0",
     ]
     assert flickr8k.main(options) == 0
-    assert sorted(path.stem for path in place.results.iterdir()) == [
+    assert sorted(path.stem for path in setup.results.iterdir()) == [
         "both-ensemble-seed0",
         "one-online-seed0",
         "two-seed0",

@@ -131,11 +131,11 @@ def test_earlier_figures_stand_beside_ours(script: Any, tmp_path: Path) -> None:
 
 
 def test_without_results_the_page_says_so(pages: Any, tmp_path: Path) -> None:
-    assert "`python benchmarks/flickr8k.py --grid scenes` does it" in written(pages, tmp_path, "scenes")
+    assert "run `python -m benchmarks.measure.flickr8k --grid scenes`" in written(pages, tmp_path, "scenes")
 
 
 def test_every_grid_gets_its_page_from_its_own_folder(pages: Any, script: Any, tmp_path: Path) -> None:
-    assert list(pages.PAGES) == list(script("flickr8k_grid").GRIDS)
+    assert list(pages.PAGES) == list(script("catalogue").GRIDS)
     (tmp_path / "results").mkdir()
     write(tmp_path / "results" / "flickr8k", *three("mmca", 0.8))
     write(tmp_path / "results" / "scenes", *three("vse-avg-online", 0.6))
@@ -145,8 +145,8 @@ def test_every_grid_gets_its_page_from_its_own_folder(pages: Any, script: Any, t
     assert flickr8k.startswith("# Results on Flickr8k\n")
     assert scenes.startswith("# Results on scenes\n")
     assert ("`mmca`, rsum" in flickr8k, "`mmca`, rsum" in scenes) == (True, False)
-    assert text["trials"].startswith("# What was tried on Flickr8k\n\nNothing is measured yet")
-    grids = script("flickr8k_grid")
+    assert text["trials"].startswith("# Trials on Flickr8k\n\nNot measured yet")
+    grids = script("catalogue")
     for grid in ("flickr8k", "scenes"):
         assert f"3 of {len(grids.grid_rows(grid))} rows" in text[grid]
 
@@ -191,12 +191,12 @@ def test_notes_are_of_their_grid(pages: Any, tmp_path: Path) -> None:
     flickr8k, scenes = (
         section(written(pages, folder, grid), "### MMCA beats VSE++") for grid in ("flickr8k", "scenes")
     )
-    assert ("pretrained encoder here" in flickr8k, "from scratch here" in flickr8k) == (True, False)
-    assert ("pretrained encoder here" in scenes, "from scratch here" in scenes) == (False, True)
+    assert ("pretrained text encoder here" in flickr8k, "from scratch here" in flickr8k) == (True, False)
+    assert ("pretrained text encoder here" in scenes, "from scratch here" in scenes) == (False, True)
 
 
 def test_pairs_are_of_one_series_and_in_the_grid(comparisons: Any, script: Any) -> None:
-    grid = script("flickr8k_grid")
+    grid = script("rows")
     first, second = list(grid.SERIES)[:2]
     methods = (
         grid.Method("a", "A", "r", series=(first, second)),
@@ -217,7 +217,7 @@ def test_students_t_is_scipys(script: Any) -> None:
 
 
 def test_claims_and_papers_tables_are_about_rows_of_the_grids(script: Any) -> None:
-    grid, claims = script("flickr8k_grid"), script("results_claims")
+    grid, claims = script("catalogue"), script("results_claims")
     series_names = script("results_compare").series_names
     known = {name for one in grid.GRIDS for names in series_names(grid.grid_rows(one)).values() for name in names}
     named = {name for claim in claims.CLAIMS for pair in claim.pairs for name in pair}
@@ -225,7 +225,7 @@ def test_claims_and_papers_tables_are_about_rows_of_the_grids(script: Any) -> No
     assert {key for claim in claims.CLAIMS for key in claim.grid_notes} <= set(grid.GRIDS)
 
 
-@pytest.mark.parametrize("name", ["flickr8k_grid", "results_compare", "results_tables"])
+@pytest.mark.parametrize("name", ["rows", "results_compare", "results_tables"])
 def test_examples_in_the_scripts_hold(script: Any, name: str) -> None:
     found = doctest.testmod(script(name))
     assert found.attempted
@@ -243,3 +243,11 @@ def test_pairs_of_one_seed_count_once(comparisons: Any, tmp_path: Path) -> None:
     each = np.array([comparisons.compare(results, [pair]).differences for pair in pairs])  # (2, seeds)
     assert both.seeds == pytest.approx(comparisons.over_seeds(each.mean(axis=0).tolist()))
     assert len(both.differences) == 6
+
+
+@pytest.mark.slow
+def test_the_pages_in_docs_are_those_of_the_result_files(script: Any, tmp_path: Path) -> None:
+    pages = script("results_page")
+    pages.main(docs=tmp_path)
+    for page in pages.PAGES.values():
+        assert (tmp_path / page.file).read_text() == (pages.DOCS / page.file).read_text(), "run the page script again"

@@ -1,0 +1,200 @@
+"""Many people at once: how long a search takes through the server, and whether any request fails.
+
+    python -m benchmarks.measure.serve                    # 200 clients for 60 s, an index of 2,000 generated scenes
+    python -m benchmarks.measure.serve --index INDEX --queries queries.txt
+
+`quintet serve` runs as its own process, as a person starts it. Every client keeps one connection and asks without a
+pause: a text, then the small copy of the first image found. An error is any answer but 200, or none; that the
+server asks to come back later (503) counts as one. The clients run on the same cores, so the times are those of a
+loaded machine. With no --index an untrained VSE++ (d = 1024) makes one: its searches take as long as a trained one's.
+
+Writes benchmarks/results/serve.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+import torch
+
+from quintet.data.scenes.generate import make_scenes
+from quintet.data.vocabulary import WordVocabulary
+from quintet.evaluation.result import provenance
+from quintet.files import write_json
+from quintet.models import create_model
+from quintet.runs.writing import write_run
+from quintet.search.indexing import build_index
+
+RESULTS = Path(__file__).parents[1] / "results" / "serve.json"
+WARM_UP_S = 3.0
+
+
+@dataclass
+class Seen:
+    """Seconds of each answer by kind, and how often each status came; `none` where no answer came."""
+
+    searches: list[float] = field(default_factory=list)
+    thumbnails: list[float] = field(default_factory=list)
+    statuses: Counter[str] = field(default_factory=Counter)
+
+
+def make_index(folder: Path, scenes: int) -> tuple[Path, list[str]]:
+    corpus = make_scenes(folder / "corpus", train=1, dev=1, test=scenes)
+    words = WordVocabulary.build([text.text for text in corpus.texts], min_count=1)
+    sizes: dict[str, Any] = {"vocabulary_size": len(words), "embed_dim": 1024, "tower": "small-cnn"}
+    torch.manual_seed(0)
+    write_run(
+        folder / "run",
+        name="untrained",
+        model={"name": "vse++", "arguments": sizes},
+        state_dict=create_model("vse++", **sizes).state_dict(),
+        tokenizer=words,
+        image_input={"kind": "pixels"},
+    )
+    build_index(folder / "run", [folder / "corpus"], folder / "index", device="cpu")
+    return folder / "index", [text.text for text in corpus.texts]
+
+
+@contextmanager
+def serving(index: Path, cache: Path, arguments: list[str]) -> Iterator[int]:
+    command = [
+        sys.executable,
+        "-m",
+        "quintet",
+        "serve",
+        str(index),
+        "--port",
+        "0",
+        "--thumbnails",
+        str(cache),
+        *arguments,
+    ]
+    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ | {"COLUMNS": "500"})
+    try:
+        assert server.stderr
+        line = server.stderr.readline()
+        found = re.search(r"localhost:(\d+)", line)
+        if found is None:
+            raise SystemExit(line + server.stderr.read())
+        yield int(found[1])
+    finally:
+        server.terminate()
+        server.wait()
+
+
+async def client(port: int, sentences: list[str], first: int, until: float, seen: Seen) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    place = first
+    while time.perf_counter() < until:
+        body = json.dumps({"query": sentences[place % len(sentences)], "limit": 20}).encode()
+        place += 7919  # each client goes its own way through the texts
+        try:
+            status, answer, seconds = await ask(reader, writer, "POST", "/api/search", body)
+            seen.statuses[status] += 1
+            seen.searches.append(seconds)
+            if status == "200":
+                found = quote(json.loads(answer)["hits"][0]["item"]["id"])
+                status, _, seconds = await ask(reader, writer, "GET", f"/api/thumbnail?id={found}")
+                seen.statuses[status] += 1
+                seen.thumbnails.append(seconds)
+        except (OSError, asyncio.IncompleteReadError):
+            seen.statuses["none"] += 1
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.close()
+
+
+async def ask(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, method: str, path: str, body: bytes = b""
+) -> tuple[str, bytes, float]:
+    """A client of a few lines: an HTTP library would take more of the cores than the server does."""
+    began = time.perf_counter()
+    head = (
+        f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    )
+    writer.write(head.encode() + b"\r\n\r\n" + body)
+    answer = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+    length = re.search(r"content-length: (\d+)", answer, re.IGNORECASE)
+    data = await reader.readexactly(int(length[1]) if length else 0)
+    return answer.split(" ", 2)[1], data, time.perf_counter() - began
+
+
+async def load(port: int, sentences: list[str], clients: int, seconds: float) -> Seen:
+    seen = Seen()
+    until = time.perf_counter() + seconds
+    await asyncio.gather(*(client(port, sentences, first, until, seen) for first in range(clients)))
+    return seen
+
+
+def quantiles(seconds: list[float]) -> dict[str, float]:
+    values = np.quantile(seconds, [0.5, 0.95, 0.99, 1.0])
+    return dict(zip(("p50_ms", "p95_ms", "p99_ms", "max_ms"), (1000 * values).round(2).tolist(), strict=True))
+
+
+def measure(port: int, sentences: list[str], clients: int, seconds: float) -> dict[str, Any]:
+    asyncio.run(load(port, sentences, clients, WARM_UP_S))
+    began = time.perf_counter()
+    seen = asyncio.run(load(port, sentences, clients, seconds))
+    took = time.perf_counter() - began
+    errors = sum(count for status, count in seen.statuses.items() if status != "200")
+    return {
+        "clients": clients,
+        "seconds": round(took, 1),
+        "requests": seen.statuses.total(),
+        "requests_per_s": round(seen.statuses.total() / took, 1),
+        "errors": errors,
+        "statuses": dict(seen.statuses),
+        "search": quantiles(seen.searches),
+        "thumbnail": quantiles(seen.thumbnails),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--index", type=Path, help="an index with images; default: one of generated scenes")
+    parser.add_argument("--queries", type=Path, help="texts, one a line; needed with --index")
+    parser.add_argument("--scenes", type=int, default=2000)
+    parser.add_argument("--clients", type=int, nargs="+", default=[1, 200])
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--serve", nargs="*", default=[], metavar="OPTION", help="options for `quintet serve`")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    if (options.index is None) != (options.queries is None):
+        parser.error("--index and --queries go together")
+    with tempfile.TemporaryDirectory() as name:
+        if options.index is None:
+            index, sentences = make_index(Path(name), options.scenes)
+        else:
+            index, sentences = options.index, options.queries.read_text(encoding="utf-8").splitlines()
+        with serving(index, Path(name) / "thumbnails", options.serve) as port:
+            rows = [measure(port, sentences, clients, options.seconds) for clients in options.clients]
+    for row in rows:
+        print(json.dumps(row))
+    write_json(
+        options.out,
+        {
+            "benchmark": "serve",
+            "index": f"{options.scenes} scenes" if options.index is None else options.index.name,
+            "rows": rows,
+            "provenance": provenance(),
+        },
+    )
+
+
+if __name__ == "__main__":
+    main()

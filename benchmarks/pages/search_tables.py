@@ -1,0 +1,108 @@
+"""The parts of docs/benchmarks.md about searching, each from the content of one file under benchmarks/results."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.pages.plain_table import table
+
+
+def encoding(name: str, found: dict[str, Any]) -> str:
+    of = "x".join(map(str, found["picture_size"])) + " JPEGs" if found["generated"] else "photographs"
+    row = (
+        f"{found['pictures']:,} {of}",
+        f"{found['index_pictures_per_second']:.1f}",
+        f"{found['bare_tower_pictures_per_second']:.1f}",
+        f"{100 * found['share_of_bare_tower']:.0f} %",
+    )
+    how = f"{found['tower']}, batch {found['batch_size']}, {found['workers']} threads that read, {found['device']}"
+    return f"{how} (`{name}`)\n\n" + table(("images", "indexed a second", "bare tower", "share"), [row])
+
+
+def latency(name: str, found: dict[str, Any]) -> str:
+    columns = (
+        "vectors",
+        "index",
+        "bare FAISS, ms",
+        "the store, ms",
+        "times FAISS",
+        "text to items, ms",
+        "encoding and bare FAISS, ms",
+        "times that",
+        "recall",
+        "resident GiB",
+    )
+    rows = [
+        (
+            f"{row['vectors']:,}",
+            row["kind"],
+            *(_milliseconds(row[part]) for part in ("bare_faiss", "store")),
+            f"{row['ratio_p50']:.2f} / {row['ratio_p99']:.2f}",
+            *(_milliseconds(row[part]) for part in ("end_to_end", "encode_and_faiss")),
+            f"{row['end_to_end_ratio_p50']:.2f} / {row['end_to_end_ratio_p99']:.2f}",
+            f"{row['recall']:.3f}",
+            f"{row['resident_gib']:.2f}",
+        )
+        for row in found["sizes"]
+    ]
+    wanted = f"asked for are {found['targets']['ratio_p50']} times FAISS and, for a million, "
+    wanted += f"{found['targets']['resident_gib']:g} GiB"
+    head = f"Median / 99th percentile of {found['queries']} single queries, {found['dim']} numbers a vector, the best "
+    return head + f"{found['k']}, {_cores(found)}; {wanted} (`{name}`)\n\n" + table(columns, rows)
+
+
+def load(name: str, found: dict[str, Any]) -> str:
+    rows = [
+        (
+            row["clients"],
+            f"{row['seconds']:.0f}",
+            f"{row['requests']:,}",
+            row["errors"],
+            f"{row['requests_per_s']:,.0f}",
+            _milliseconds(row["search"]),
+            _milliseconds(row["thumbnail"]),
+        )
+        for row in found["rows"]
+    ]
+    columns = ("clients", "s", "requests", "errors", "requests a second", "search, ms", "small copy, ms")
+    where = f"`quintet serve` over {found['index']}, clients and server on the same machine, {_cores(found)}"
+    return f"{where}; median / 99th percentile (`{name}`)\n\n" + table(columns, rows)
+
+
+def rerank_latency(name: str, found: dict[str, Any]) -> str:
+    sizes = found["sizes"]
+    rows = [
+        (matcher["matcher"], row["candidates"], _milliseconds(row))
+        for matcher in found["matchers"]
+        for row in matcher["depths"]
+    ]
+    what = f"The second stage of one query: {sizes['regions']} regions in {sizes['precision']}, memory-mapped, "
+    what += f"d = {sizes['dim']}, {sizes['words']} words, {_cores(found)}; asked for are "
+    what += f"{found['limit_ms_of_100']:g} ms for 100 candidates with SCAN (`{name}`)\n\n"
+    return what + table(("matcher", "candidates", "ms, median / 99th percentile"), rows)
+
+
+def rerank_quality(name: str, found: dict[str, Any]) -> str:
+    rows = [
+        (
+            "first stage alone" if row["candidates"] is None else row["candidates"],
+            *(f"{row[recall]:.1f}" for recall in ("r1", "r5", "r10")),
+            _milliseconds(row),
+        )
+        for row in found["depths"]
+    ]
+    index = found["index"]
+    what = f"{index['matcher']} chooses, {' + '.join(index['rerank'])} puts K candidates in order: texts to the "
+    what += f"{index['counts']['image']:,} images of {found['corpus']}, {found['split']}, "
+    what += f"{found['depths'][0]['queries']:,} queries, {_cores(found)} (`{name}`)\n\n"
+    columns = ("K", "R@1", "R@5", "R@10", "ms a query, median / 99th percentile")
+    return what + table(columns, rows) + "\n\n![Recall and time against K](images/rerank.svg)"
+
+
+def _milliseconds(times: dict[str, float]) -> str:
+    return " / ".join(f"{ms:,.0f}" if ms >= 100 else f"{ms:.3g}" for ms in (times["p50_ms"], times["p99_ms"]))
+
+
+def _cores(found: dict[str, Any]) -> str:
+    threads = found["provenance"]["machine"]["threads"]
+    return f"{threads} core" + "s" * (threads > 1)
