@@ -1,4 +1,4 @@
-"""`Codes`: what a matcher keeps of n images or n texts."""
+"""`Codes`: n images or n texts, encoded."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from quintet.files import atomic_write
 class Codes:
     """n items as an embedding each, as a set of fragments each, or both.
 
-    Matchers make them (`encode_images`, `encode_texts`) and compare them (`score`, `score_pairs`); everything between
-    the two treats them as rows that can be indexed, joined, moved, saved and memory-mapped.
+    Matchers make them (`encode_images`, `encode_texts`) and compare them (`score`, `score_pairs`). In between they are
+    rows that can be indexed, joined, moved, saved and memory-mapped.
 
     >>> codes = Codes(embedding=torch.eye(3))
     >>> len(codes), len(codes[1:]), len(Codes.cat([codes, codes]))
@@ -73,7 +73,7 @@ class Codes:
         return next(iter(self.tensors().values())).device
 
     def real(self) -> Tensor:
-        """(n, L) bool: which fragments are real, also where no mask is kept."""
+        """(n, L) bool: which fragments are real; all are if there is no mask."""
         if self.mask is not None:
             return self.mask
         if self.fragments is None:
@@ -81,7 +81,7 @@ class Codes:
         return torch.ones(self.fragments.shape[:2], dtype=torch.bool, device=self.fragments.device)
 
     def pad_fragments(self, length: int) -> Codes:
-        """The same items with room for `length` fragments each, the added ones masked out."""
+        """The same items padded to `length` fragments each; the added ones are masked out."""
         if self.fragments is None:
             return self
         boxes = None if self.boxes is None else _pad_rows(self.boxes, length)
@@ -97,19 +97,19 @@ class Codes:
         if len(names) > 1:
             raise ValueError(f"Codes of different kinds cannot be joined: {sorted(map(sorted, names))}")
         fragments = [part.fragments for part in parts if part.fragments is not None]
-        longest = max((tensor.shape[1] for tensor in fragments), default=0)
-        masked = any(part.mask is not None for part in parts) or any(t.shape[1] != longest for t in fragments)
+        max_length = max((tensor.shape[1] for tensor in fragments), default=0)
+        masked = any(part.mask is not None for part in parts) or any(t.shape[1] != max_length for t in fragments)
         joined: dict[str, Tensor] = {}
         for name in ("embedding", "fragments", "boxes"):
             tensors = [getattr(part, name) for part in parts]
             if tensors[0] is not None:
-                joined[name] = torch.cat([t if name == "embedding" else _pad_rows(t, longest) for t in tensors])
+                joined[name] = torch.cat([t if name == "embedding" else _pad_rows(t, max_length) for t in tensors])
         if fragments and masked:
-            joined["mask"] = torch.cat([_pad_rows(part.real(), longest) for part in parts])
+            joined["mask"] = torch.cat([_pad_rows(part.real(), max_length) for part in parts])
         return Codes(**joined)
 
     def save(self, path: Path | str) -> None:
-        """One safetensors file, complete or absent."""
+        """Write one safetensors file, atomically."""
         from safetensors import SafetensorError
         from safetensors.torch import save_file
 
@@ -122,7 +122,7 @@ class Codes:
 
     @staticmethod
     def load(path: Path | str) -> Codes:
-        """Memory-mapped: pages are read when they are touched."""
+        """Read a saved file, memory-mapped."""
         from safetensors import SafetensorError
         from safetensors.torch import load_file
 

@@ -1,7 +1,7 @@
-"""Several processes that work on one batch: gathering rows with right gradients, and summing gradients.
+"""Several processes that work on one batch: gathering rows with gradients, and summing gradients.
 
-Without `torchrun` everything here is the identity, so callers need no second path. The convention: every process
-returns the loss of *its* anchors; the loss of the batch is the sum over processes; gradients are summed, not averaged.
+Without `torchrun` every function is the identity, so callers need no second path. The convention: every process returns
+the loss of its own anchors, the loss of the batch is the sum over processes, and gradients are summed, not averaged.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def is_main() -> bool:
 
 
 def is_main_launched() -> bool:
-    """Whether torchrun counts this process as the first; unlike `is_first`, also outside of `joined`."""
+    """Whether torchrun counts this process as the first; unlike `is_main`, also outside of `process_group`."""
     return int(os.environ.get("RANK", "0")) == 0
 
 
@@ -88,10 +88,10 @@ def gather_codes(codes: Codes, total: int) -> Codes:
 
 
 def sum_gradients(parameters: Iterable[nn.Parameter]) -> None:
-    """Add up the gradients of all processes, in one message per dtype. A parameter unused here counts as zero.
+    """Sum the gradients of all processes, in one message per dtype. A parameter unused in this process counts as zero.
 
-    One that no process used keeps no gradient at all, as with one process: optimizers leave it alone. Rows that are
-    shared out (`mark_sharded`) have their whole gradient already.
+    A parameter that no process used keeps no gradient, as with one process, and optimizers skip it. Sharded rows
+    (`mark_sharded`) have their whole gradient already.
     """
     if world_size() == 1:
         return
@@ -150,9 +150,9 @@ def all_reduce_max(values: Tensor) -> Tensor:
 
 
 def shared_generator(device: torch.device) -> torch.Generator | None:
-    """A generator that all processes seed alike, from the first one's stream: sharing work out changes no draw.
+    """A generator with the same seed in all processes, taken from the first one's stream.
 
-    None, the device's own, where one process has a GPU: a recorded step draws anew from that one alone.
+    None (the device's own generator) for one process with a GPU: a replayed CUDA graph draws from that one only.
     """
     if device.type == "cuda" and world_size() == 1:
         return None
@@ -163,17 +163,17 @@ def shared_generator(device: torch.device) -> torch.Generator | None:
 
 
 def mark_sharded(parameter: nn.Parameter, total: int) -> None:
-    """Say that `parameter` is this process's share of `total` rows, which no process has all of."""
+    """Mark `parameter` as this process's share of `total` rows; no process has all of them."""
     parameter.global_rows = total  # type: ignore[attr-defined]
 
 
 def global_rows(parameter: Tensor) -> int | None:
-    """How many rows all processes have together of a parameter that is shared out; None: each has the whole of it."""
+    """The total rows of a sharded parameter over all processes; None: every process has all of it."""
     return getattr(parameter, "global_rows", None)
 
 
 def broadcast_module(module: nn.Module) -> None:
-    """Give every process the first one's parameters and buffers; rows that are shared out stay where they are."""
+    """Copy the first process's parameters and buffers to all others, except sharded rows."""
     if world_size() > 1:
         for tensor in (*module.parameters(), *module.buffers()):
             if global_rows(tensor) is None:
@@ -187,13 +187,13 @@ def barrier() -> None:
 
 @contextmanager
 def process_group(device: torch.device) -> Iterator[None]:
-    """Join the processes that torchrun announces, if it does, for as long as the block lasts."""
+    """Join the process group that torchrun announces, if there is one, for the duration of the block."""
     alone = int(os.environ.get("WORLD_SIZE", "1")) == 1
     if alone or (dist.is_available() and dist.is_initialized()):
         yield
         return
-    # Its functions take the group of the moment of import as a default. Imported later, by torch on its own account,
-    # they would keep the group alive beyond its end, and its threads would now and then abort the exiting process.
+    # Its functions take the group at the time of import as a default. torch imports it when a step first needs it; the
+    # group would then outlive the block, and its threads would sometimes abort the exiting process.
     importlib.import_module("torch.distributed.nn.functional")
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from quintet.backbones.preprocess import Preprocess
 from quintet.codes import Codes
 from quintet.data.batches import ImageBatch, TextBatch
-from quintet.scores.attention_map import AttentionMap
+from quintet.scores.cross_attention import AttentionMap
 
 if TYPE_CHECKING:
     from quintet.losses.step import Progress, Step, Term

@@ -1,4 +1,4 @@
-"""Things that recipes name: a table from names to builders, with errors that teach."""
+"""Tables from the names in recipes to builders, with errors that suggest the right name or argument."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Registry:
             if argument not in known:
                 raise RecipeError(f"{self.kind} {name!r} takes no argument {argument!r}; {suggest(argument, known)}")
         for key, parameter in known.items():
-            if parameter.kind in VARIADIC:  # a builder that takes anything needs nothing
+            if parameter.kind in VARIADIC:  # *args and **kwargs need no value
                 continue
             if parameter.default is inspect.Parameter.empty and key not in arguments:
                 raise RecipeError(f"{self.kind} {name!r} needs the argument {key!r}")
@@ -62,6 +62,6 @@ class Registry:
             raise RecipeError(f"{self.kind} {name!r} refused its arguments: {error}") from error
 
     def complete(self, name: str, arguments: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
-        """`arguments` with the facts its builder asks for and nobody has set (sizes read off the data, say)."""
+        """`arguments`, completed with those `facts` that the builder takes and that are not set (sizes of the data)."""
         wanted = {key: facts[key] for key in self.parameters(name) if key in facts}
         return wanted | dict(arguments)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from quintet.models.vsrn import remember
+from quintet.models.vsrn import set_memory
 
 
 def shares(gru: nn.GRU, length: int) -> Tensor:
@@ -24,7 +24,7 @@ def test_a_plain_gru_ends_with_the_last_places_and_one_with_a_memory_with_all() 
     torch.manual_seed(0)
     gru = nn.GRU(16, 32, batch_first=True)
     assert shares(gru, 36)[:-6].sum() < 0.1
-    remember(gru, 36)
+    set_memory(gru, 36)
     assert shares(gru, 36)[:-6].sum() > 0.4
     assert shares(gru, 36)[:6].sum() > 0.05
 
@@ -32,7 +32,7 @@ def test_a_plain_gru_ends_with_the_last_places_and_one_with_a_memory_with_all() 
 @pytest.mark.parametrize("bidirectional", [False, True])
 def test_the_spans_are_spread_evenly_in_every_direction(bidirectional: bool) -> None:
     gru = nn.GRU(3, 9, bidirectional=bidirectional)
-    remember(gru, places=10)
+    set_memory(gru, positions=10)
     for end in ("", "_reverse") if bidirectional else ("",):
         bias = getattr(gru, f"bias_ih_l0{end}") + getattr(gru, f"bias_hh_l0{end}")
         kept = bias[9:18].sigmoid()  # the update gate
@@ -42,7 +42,7 @@ def test_the_spans_are_spread_evenly_in_every_direction(bidirectional: bool) -> 
 def test_nothing_but_the_update_gates_biases_changes() -> None:
     gru = nn.GRU(3, 4)
     before = {name: value.clone() for name, value in gru.state_dict().items()}
-    remember(gru, places=5)
+    set_memory(gru, positions=5)
     for name, value in gru.state_dict().items():
         rest = torch.ones(len(value), dtype=torch.bool)
         if name.startswith("bias"):
@@ -51,5 +51,5 @@ def test_nothing_but_the_update_gates_biases_changes() -> None:
 
 
 def test_a_memory_of_less_than_two_places_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least 2 places, got 1"):
-        remember(nn.GRU(3, 4), places=1)
+    with pytest.raises(ValueError, match="at least 2 positions, got 1"):
+        set_memory(nn.GRU(3, 4), positions=1)

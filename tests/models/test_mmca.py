@@ -255,7 +255,7 @@ def test_autocast_leaves_scores_in_float32() -> None:
 @pytest.mark.parametrize(
     ("choice", "message"),
     [
-        ({"heads": 3}, "8 channels cannot be shared out among 3 heads"),
+        ({"heads": 3}, "8 channels cannot be divided among 3 heads"),
         ({"scale": "none"}, "scale cannot be 'none'"),
         ({"sentence_cnn": "share"}, "did you mean 'shared'"),
         ({"text": "bert"}, "hf:FOLDER_OR_HUB_NAME"),

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from quintet.codes import Codes
-from quintet.scores.attention_map import attention_map
+from quintet.scores.cross_attention import attention_map
 
 SETTINGS: dict[str, Any] = {"norm": "clipped_l2norm", "lambda_softmax": 9.0, "relu_slope": 0.1}
 

@@ -11,8 +11,7 @@ from torch import Tensor
 from quintet.codes import Codes
 from quintet.scores import cross_attention
 from quintet.scores.blocks import score_all, score_rows, score_whole
-from quintet.scores.cross_attention import scan_scores
-from quintet.scores.engine import cosines_by
+from quintet.scores.cross_attention import cosines_by, scan_scores
 
 Make = Callable[..., Codes]
 

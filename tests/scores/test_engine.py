@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from quintet.codes import Codes
-from quintet.scores.cross_attention import bfan_scores, scan_scores
-from quintet.scores.engine import Engine, cosines_by, has_triton, working_copies
+from quintet.scores.cross_attention import Engine, bfan_scores, cosines_by, has_triton, scan_scores, working_copies
 
 
 def test_auto_is_plain_torch_without_a_gpu(make_codes: Callable[..., Codes]) -> None:

@@ -10,11 +10,10 @@ from quintet.layers.normalize import HALF, widen
 
 
 def masked_batchnorm(norm: nn.Module, rows: Tensor, real: Tensor) -> Tensor:
-    """What `norm` makes of the real rows of (..., d); zeros where `real` (...) is False.
+    """`norm` of the real rows of (..., d); zeros where `real` (...) is False.
 
-    Padding enters neither the statistics of the batch nor those that are kept. A norm in evaluation mode (a frozen one)
-    uses what it has kept, and keeps nothing. Every shape is known beforehand: the
-    rows are weighed, not picked out, so a GPU need not be asked how many there are.
+    Padding enters neither the batch statistics nor the running ones. In evaluation mode the running statistics are used
+    and left unchanged. Rows are weighted, not selected, so all shapes are known and the GPU is not waited for.
 
     >>> norm = nn.BatchNorm1d(1)
     >>> masked_batchnorm(norm, torch.tensor([[1.0], [3.0], [9.0]]), torch.tensor([True, True, False])).round().tolist()
@@ -22,7 +21,7 @@ def masked_batchnorm(norm: nn.Module, rows: Tensor, real: Tensor) -> Tensor:
     """
     if not norm.training:
         return norm(rows.flatten(0, -2)).view_as(rows) * real[..., None]
-    if not isinstance(norm, nn.BatchNorm1d):  # its statistics are of several processes (`SharedBatchNorm`)
+    if not isinstance(norm, nn.BatchNorm1d):  # a `SharedBatchNorm`
         normalised = torch.zeros_like(rows)
         normalised[real] = norm(rows[real]).to(rows.dtype)
         return normalised

@@ -1,6 +1,6 @@
-"""From a set of fragments to one vector. Every pooling looks at the fragments inside the mask and at nothing else.
+"""From a set of fragments to one vector. Every pooling reads the fragments inside the mask and no others.
 
-Here n counts items, L fragments (padding included), d channels. An item without real fragments pools to zeros.
+n counts items, L fragments (padding included), d channels. An item without real fragments pools to zeros.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def masked_mean(fragments: Tensor, mask: Tensor) -> Tensor:
     >>> masked_mean(torch.tensor([[[2.0], [4.0], [9.0]]]), torch.tensor([[True, True, False]]))
     tensor([[3.]])
     """
-    # Selected, not multiplied: what stands at padding, be it NaN, must not count.
+    # masked_fill, not a product: padding may hold NaN.
     total = fragments.masked_fill(~mask[..., None], 0).sum(dim=1)  # (n, d)
     return total / mask.sum(dim=1, keepdim=True).clamp(min=1).to(total.dtype)
 
@@ -96,10 +96,10 @@ class GPO(nn.Module):
 
 
 def _distinct(counts: Tensor, most: int) -> tuple[Tensor, Tensor]:
-    """Counts, each at most `most`, without repetition, and (n,) the place of each.
+    """The distinct counts, each at most `most`, and (n,) the index of each count among them.
 
-    GPO's weights depend on the count alone: as many GRU runs as there are different ones, often one. A GPU would have
-    to be waited for to know them; there every possible count has its run.
+    GPO's weights depend on the count alone, so the GRU runs once for each distinct count, often only one. On a GPU it
+    runs for every possible count, because reading the distinct ones would wait for the GPU.
     """
     if counts.is_cuda:
         return torch.arange(1, most + 1, device=counts.device), counts - 1
@@ -117,7 +117,7 @@ Pooling = Callable[[Tensor, Tensor], Tensor]
 
 
 class Pool(nn.Module):
-    """A pooling without parameters as a module, so that matchers hold either kind alike."""
+    """A pooling without parameters as a module."""
 
     def __init__(self, function: Pooling) -> None:
         super().__init__()

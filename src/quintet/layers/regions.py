@@ -1,4 +1,4 @@
-"""From a detector's or a tower's features of regions or grid cells to the matcher's space."""
+"""From features of regions or grid cells to the matcher's space."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from quintet.layers.batchnorm import masked_batchnorm
 
 
 class ChannelDropout(nn.Module):
-    """Dropout that hides the same channels in all fragments of an image.
+    """Dropout of the same channels in all fragments of an image.
 
-    Hidden in one fragment alone, a channel is seen in its neighbours, and the mean over fragments forgets that anything
-    was hidden.
+    A channel that is dropped in one fragment only is still visible in the others, and their mean hardly changes.
 
     >>> hidden = ChannelDropout(0.5)(torch.ones(2, 3, 8))
     >>> bool((hidden == hidden[:, :1]).all())
@@ -23,7 +22,7 @@ class ChannelDropout(nn.Module):
     def __init__(self, probability: float) -> None:
         super().__init__()
         if not 0 <= probability < 1:
-            raise ValueError(f"the share of channels that are hidden lies from 0 to below 1, got {probability}")
+            raise ValueError(f"the dropout probability must be in [0, 1), got {probability}")
         self.probability = probability
 
     def forward(self, fragments: Tensor) -> Tensor:
@@ -39,7 +38,7 @@ class RegionProjection(nn.Module):
 
     With `mlp`, VSE-infinity's head: Linear(in -> dim) + MLP(in -> dim // 2, BatchNorm, ReLU, -> dim). Its BatchNorm
     looks at real fragments only, so padding changes nothing (HREM's code, with the same head, counts padded rows too).
-    `dropout` hides channels of an image in training (`ChannelDropout`); it is of none of the papers.
+    `dropout` drops channels of an image in training (`ChannelDropout`); none of the papers has it.
 
     Parameters carry the authors' names: `fc.*`, `mlp.layers.{0,1}.*`, `mlp.bns.0.*`.
 
@@ -75,9 +74,9 @@ class FragmentMLP(nn.Module):
         self.bns = nn.ModuleList([nn.BatchNorm1d(hidden)])
 
     def forward(self, fragments: Tensor, mask: Tensor | None = None) -> Tensor:
-        """(..., in_dim) -> (..., dim); what comes out for padding means nothing."""
+        """(..., in_dim) -> (..., dim); the values at padding are meaningless."""
         hidden = self.layers[0](fragments)  # (..., hidden)
-        if mask is None or not self.training:  # kept statistics are those of real fragments already
+        if mask is None or not self.training:  # running statistics are of real fragments already
             normalised = self.bns[0](hidden.flatten(0, -2)).view_as(hidden)
         else:
             normalised = masked_batchnorm(self.bns[0], hidden, mask)
@@ -85,7 +84,7 @@ class FragmentMLP(nn.Module):
 
 
 def xavier_linear(in_dim: int, dim: int) -> nn.Linear:
-    """Weights uniform(-r, r) with r = sqrt(6 / (in + out)), bias zero: the init of every image head here."""
+    """Weights uniform(-r, r) with r = sqrt(6 / (in + out)), bias zero: the initialisation of every image head."""
     linear = nn.Linear(in_dim, dim)
     nn.init.xavier_uniform_(linear.weight)
     nn.init.zeros_(linear.bias)

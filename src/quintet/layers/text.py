@@ -15,14 +15,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-# cuDNN wants a GRU's weights in one piece, and those of one direction out of two never are: it makes a small copy.
+# cuDNN needs the weights of a GRU in one block of memory; for one direction of two it makes a small copy and warns.
 warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous chunk")
 _UNPACKED = ContextVar("unpacked", default=False)
 
 
 @contextmanager
 def unpacked() -> Iterator[None]:
-    """In here the same states are computed without packing: slower, but in operations that ONNX knows."""
+    """Compute GRU states without packing in this context: slower, but with operations that ONNX has."""
     token = _UNPACKED.set(True)
     try:
         yield
@@ -31,7 +31,7 @@ def unpacked() -> Iterator[None]:
 
 
 def gru_states(gru: nn.GRU, inputs: Tensor, lengths: Tensor) -> Tensor:
-    """(n, L, in), (n,) -> (n, L, d or 2 d): the state at every place, zero at padding."""
+    """(n, L, in), (n,) -> (n, L, d or 2 d): the state at every position, zero at padding."""
     if _UNPACKED.get() or inputs.is_cuda:
         return _unpacked(gru, inputs, lengths)[0]
     packed, _ = gru(_pack(inputs, lengths))
@@ -40,7 +40,7 @@ def gru_states(gru: nn.GRU, inputs: Tensor, lengths: Tensor) -> Tensor:
 
 
 def gru_final(gru: nn.GRU, inputs: Tensor, lengths: Tensor) -> Tensor:
-    """(n, L, in), (n,) -> (directions, n, d): the state of each direction after its last real place."""
+    """(n, L, in), (n,) -> (directions, n, d): the state of each direction after its last real position."""
     if _UNPACKED.get() or inputs.is_cuda:
         return _unpacked(gru, inputs, lengths)[1]
     _, final = gru(_pack(inputs, lengths))
@@ -53,11 +53,11 @@ def _pack(inputs: Tensor, lengths: Tensor) -> PackedSequence:
 
 
 def _unpacked(gru: nn.GRU, inputs: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """Padding stands behind what is real, so only the backward direction must not begin there: it reads a copy whose
-    real places are reversed."""
-    place = torch.arange(inputs.shape[1], device=inputs.device)  # (L,)
-    real = place < lengths[:, None]  # (n, L)
-    reverse = torch.where(real, lengths[:, None] - 1 - place, place)  # (n, L)
+    """Without packing. The backward direction reads a copy whose real positions are reversed, so that it does not begin
+    at the padding."""
+    position = torch.arange(inputs.shape[1], device=inputs.device)  # (L,)
+    real = position < lengths[:, None]  # (n, L)
+    reverse = torch.where(real, lengths[:, None] - 1 - position, position)  # (n, L)
     last = (lengths - 1)[:, None, None].expand(-1, 1, gru.hidden_size)  # (n, 1, d)
     states, final = [], []
     for direction in ("", "_reverse") if gru.bidirectional else ("",):
@@ -70,7 +70,7 @@ def _unpacked(gru: nn.GRU, inputs: Tensor, lengths: Tensor) -> tuple[Tensor, Ten
 
 
 def _one_way(gru: nn.GRU, inputs: Tensor, direction: str) -> Tensor:
-    """(n, L, in) -> (n, L, d): one direction of a GRU of one layer, from the first place to the last."""
+    """(n, L, in) -> (n, L, d): one direction of a GRU of one layer, from the first position to the last."""
     names = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
     weights = [getattr(gru, name + direction) for name in names]
     start = inputs.new_zeros((1, inputs.shape[0], gru.hidden_size))
@@ -78,14 +78,14 @@ def _one_way(gru: nn.GRU, inputs: Tensor, direction: str) -> Tensor:
 
 
 def _reordered(sequences: Tensor, order: Tensor) -> Tensor:
-    """(n, L, d) with place i taken from place order[i]."""
+    """(n, L, d) whose position i is position order[i] of the input."""
     return sequences.gather(1, order[..., None].expand(-1, -1, sequences.shape[2]))
 
 
 class BiGRUEncoder(nn.Module):
     """Word features: embedding, one GRU layer in both directions, mean of the directions (SCAN, BFAN).
 
-    Not normalised: that is the matcher's business.
+    Not normalised; the matcher does that.
 
     >>> encoder = BiGRUEncoder(vocabulary_size=10, word_dim=4, dim=6)
     >>> words, mask = encoder(torch.tensor([[1, 5, 2], [1, 2, 0]]), torch.tensor([3, 2]))
@@ -153,7 +153,7 @@ class LastStateGRU(nn.Module):
 
 
 def word_embedding(vocabulary_size: int, word_dim: int, initial: Tensor | None = None) -> nn.Embedding:
-    """A trainable table, uniform(-0.1, 0.1) or a copy of `initial`. The padding row is an ordinary one."""
+    """A trainable table, uniform(-0.1, 0.1) or a copy of `initial`. The padding row is trained like the others."""
     table = nn.Embedding(vocabulary_size, word_dim)
     if initial is None:
         nn.init.uniform_(table.weight, -0.1, 0.1)

@@ -16,11 +16,11 @@ TextNorm = Literal["l2", "layernorm"]
 
 
 class TextCNN(nn.Module):
-    """Eq. 6 and 7 of MMCA, up to the unit length, which is the caller's business.
+    """Eq. 6 and 7 of MMCA, without the normalisation to unit length, which the caller does.
 
-    A window may start at every real word; where it runs past the last one it finds zeros, so every text has as
-    many windows as words (Eq. 6 has k = 1..n). With `inside`, windows that run past the end are left out, and a
-    text shorter than a window has zero for it. Padding never counts.
+    A window may start at every real word and reads zeros past the last one, so a text has as many windows as words
+    (Eq. 6 has k = 1..n). With `inside`, windows that run past the end are left out, and a text shorter than a window
+    gets zero for it. Padding never counts.
 
     `norm="layernorm"` puts the LayerNorm of Eq. 7 after the last layer; "l2" leaves it out, as the text beside it says.
 
@@ -58,15 +58,17 @@ class TextCNN(nn.Module):
             words = words.masked_fill(~mask[..., None], 0)
         length, widest = words.shape[-2], max(self.windows)
         padded = F.pad(words, (0, 0, 0, widest - 1))  # (..., L + widest - 1, in_dim)
-        # Every window, as wide as the widest; a narrower one is its first words, and needs no copy of its own.
-        spans = torch.cat([padded[..., place : place + length, :] for place in range(widest)], dim=-1).flatten(0, -2)
+        # Every window at the largest width; a narrower window is a slice of its first words.
+        spans = torch.cat([padded[..., position : position + length, :] for position in range(widest)], dim=-1).flatten(
+            0, -2
+        )
         found = []
         for window, bank in zip(self.windows, self.filter_banks, strict=True):
             features = bank(spans[:, : window * self.in_dim]).unflatten(0, words.shape[:-1])  # (..., L, filters)
             start = self._may_start(mask, window, length, words.device)
             if start is not None:
                 features = features.masked_fill(~start[..., None], -math.inf)
-            found.append(features.amax(dim=-2).clamp(min=0))  # ReLU is monotone, so it may follow the maximum
+            found.append(features.amax(dim=-2).clamp(min=0))  # ReLU is monotone, so it can follow the maximum
         return self.norm(self.fc(torch.cat(found, dim=-1)))  # (..., filters x windows) -> (..., dim)
 
     def _may_start(self, mask: Tensor | None, window: int, length: int, device: torch.device) -> Tensor | None:

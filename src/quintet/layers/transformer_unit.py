@@ -46,7 +46,7 @@ class TransformerUnit(nn.Module):
     ) -> None:
         super().__init__()
         if heads < 1 or dim % heads:
-            raise ValueError(f"{dim} channels cannot be shared out among {heads} heads")
+            raise ValueError(f"{dim} channels cannot be divided among {heads} heads")
         if scale not in get_args(Scale):
             raise ValueError(f"scale must be one of {get_args(Scale)}, got {scale!r}")
         self.dim = dim
@@ -61,7 +61,7 @@ class TransformerUnit(nn.Module):
         """(n, L, d), (n, L) -> (n, L, d); every fragment attends to the real ones of its item."""
         query, key, value = (split_heads(part, self.heads) for part in self.project(x))  # (n, h, L, d / h)
         allowed = None if mask is None else mask[:, None, None, :]  # (n, 1, 1, L)
-        if allowed is not None:  # an item without a real fragment attends to all of them, and is nobody's business
+        if allowed is not None:  # an item without real fragments attends to all: a softmax over none is NaN
             allowed = allowed | ~allowed.any(dim=-1, keepdim=True)
         mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=allowed, scale=1.0)
         return self.rest(x, join_heads(mixed))
@@ -71,7 +71,7 @@ class TransformerUnit(nn.Module):
         return self.query(x) * self.scale, self.key(x), self.value(x)
 
     def attend_own(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """What an item's fragments make of each other, and how much that weighs against fragments of another item.
+        """Attention within an item, and its weight against fragments of another item.
 
         (n, L, d) each, (n, L) -> mixed values (n, L, d) and the logarithm of the softmax's denominator (n, L, h).
         """

@@ -1,4 +1,4 @@
-"""BFAN: SCAN's attention in both directions, kept to the fragments that stand out.
+"""BFAN: SCAN's attention in both directions, restricted to the focal fragments.
 
 Liu, Mao, Liu, Zhang, Wang, Zhang: Focus Your Attention: A Bidirectional Focal Attention Network for Image-Text
 Matching, ACM MM 2019.
@@ -16,9 +16,7 @@ from quintet.layers.regions import RegionProjection
 from quintet.layers.text import BiGRUEncoder
 from quintet.models.fragments import check_choice, encode_regions, encode_words
 from quintet.scores.attention import Focal, Norm, Precision
-from quintet.scores.attention_map import AttentionMap, attention_map
-from quintet.scores.cross_attention import Direction, bfan_scores
-from quintet.scores.engine import Engine
+from quintet.scores.cross_attention import AttentionMap, Direction, Engine, attention_map, bfan_scores
 
 
 class BFAN(nn.Module):

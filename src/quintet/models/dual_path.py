@@ -24,14 +24,14 @@ from quintet.scores.embedding import dot_score_pairs, dot_scores
 
 
 def two_layer_head(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
-    """fc, BatchNorm, ReLU, fc: the paper's. The first fc has no bias, which its BatchNorm would take away again."""
+    """fc, BatchNorm, ReLU, fc, as in the paper. The first fc has no bias: its BatchNorm would subtract it."""
     return nn.Sequential(
         _linear(inputs, hidden, bias=False), nn.BatchNorm1d(hidden), nn.ReLU(), _linear(hidden, outputs, bias=True)
     )
 
 
 class ReleasedHead(nn.Module):
-    """fc, BatchNorm and ReLU for each of `widths`; what is measured is taken before the last ReLU (released code)."""
+    """fc, BatchNorm and ReLU for each of `widths` (released code). In evaluation the last ReLU is left out."""
 
     def __init__(self, inputs: int, *widths: int) -> None:
         super().__init__()
@@ -56,44 +56,44 @@ def _linear(inputs: int, outputs: int, bias: bool) -> nn.Linear:
     return linear
 
 
-def shift_counts(lengths: Tensor, places: int) -> Tensor:
-    """(n,): in how many ways texts of these lengths fit; one that is cut fits in one way.
+def shift_counts(lengths: Tensor, positions: int) -> Tensor:
+    """(n,): the number of positions at which a text of each length can start; a text that is cut has one.
 
     >>> shift_counts(torch.tensor([1, 30, 40]), 32).tolist()
     [32, 3, 1]
     """
-    return places - lengths.clamp(max=places) + 1
+    return positions - lengths.clamp(max=positions) + 1
 
 
-def random_starts(position_noise: Tensor, lengths: Tensor, places: int) -> Tensor:
+def random_starts(position_noise: Tensor, lengths: Tensor, positions: int) -> Tensor:
     """(n,): uniform over all shifts, where `position_noise` (n,) are uniform in [0, 1).
 
     >>> random_starts(torch.tensor([0.0, 0.99, 0.5]), torch.tensor([10, 10, 40]), 32).tolist()
     [0, 22, 0]
     """
-    counts = shift_counts(lengths, places)
-    return torch.minimum((position_noise * counts).long(), counts - 1)  # float32 may round up to the count itself
+    counts = shift_counts(lengths, positions)
+    return torch.minimum((position_noise * counts).long(), counts - 1)  # float32 may round up to the count
 
 
-def place_words(tokens: Tensor, lengths: Tensor, starts: Tensor, places: int) -> Tensor:
-    """(n, L) ids, (n,), (n,) -> (n, places): each text from its start on, 0 elsewhere, its end cut off if too long.
+def place_words(tokens: Tensor, lengths: Tensor, starts: Tensor, positions: int) -> Tensor:
+    """(n, L) ids, (n,), (n,) -> (n, positions): each text from its start on, 0 elsewhere; long texts are cut.
 
     >>> place_words(torch.tensor([[7, 8, 9]]), torch.tensor([2]), torch.tensor([1]), 4).tolist()
     [[0, 7, 8, 0]]
     """
-    source = torch.arange(places, device=tokens.device) - starts[:, None]  # (n, places): which word stands here
+    source = torch.arange(positions, device=tokens.device) - starts[:, None]  # (n, positions): index of the word
     real = (source >= 0) & (source < lengths[:, None])
     return tokens.gather(1, source.clamp(0, tokens.shape[1] - 1)).masked_fill(~real, 0)
 
 
-def every_shift(lengths: Tensor, places: int) -> tuple[Tensor, Tensor]:
+def every_shift(lengths: Tensor, positions: int) -> tuple[Tensor, Tensor]:
     """(m,) rows and (m,) starts of all shifts of all texts, m in all.
 
     >>> rows, starts = every_shift(torch.tensor([3, 4]), 4)
     >>> rows.tolist(), starts.tolist()
     ([0, 0, 1], [0, 1, 0])
     """
-    counts = shift_counts(lengths, places)
+    counts = shift_counts(lengths, positions)
     rows = torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), counts)
     first = counts.cumsum(0) - counts  # (n,): where the shifts of a text begin
     return rows, torch.arange(len(rows), device=lengths.device) - first[rows]
@@ -141,7 +141,7 @@ class ResidualTextCNN(nn.Module):
     (3, 4, 6, 1, whose last stage keeps its length), or one block a stage for small corpora. The word table starts as
     Glorot and Bengio propose, convolutions as He et al. do.
 
-    The released look-up has a bias. The BatchNorm after it subtracts any constant, so there is none here.
+    The released embedding has a bias. The BatchNorm after it subtracts any constant, so there is none here.
     """
 
     def __init__(
@@ -182,8 +182,8 @@ class ResidualTextCNN(nn.Module):
 class TextBlock(nn.Module):
     """1x1, 1x2 and 1x1 convolutions, each with BatchNorm, added to the input: F(x) + x of Fig. 3.
 
-    Channels come last, so that a convolution is a matrix product of all places; the weights of a 1x2 are those of the
-    first place beside those of the second.
+    Channels come last, so a convolution is one matrix product over all positions. The weights of a 1x2 are those of the
+    first position beside those of the second.
     """
 
     def __init__(self, inputs: int, inner: int, outputs: int, stride: int, pad_left: bool) -> None:
@@ -207,7 +207,7 @@ class TextBlock(nn.Module):
 
 
 def _pairs(x: Tensor, stride: int, pad_left: bool) -> Tensor:
-    """(n, length, d) -> (n, length / stride, rounded up, 2 d): what a 1x2 convolution sees at each of its places."""
+    """(n, length, d) -> (n, length / stride, rounded up, 2 d): the input of a 1x2 convolution at each position."""
     length = x.shape[1]
     x = F.pad(x, (0, 0, 1, 0) if pad_left else (0, 0, 0, length % 2))
     if stride == 1:
@@ -217,7 +217,7 @@ def _pairs(x: Tensor, stride: int, pad_left: bool) -> Tensor:
 
 
 def _normalised(x: Tensor, norm: nn.Module) -> Tensor:
-    return norm(x.flatten(0, 1)).view_as(x)  # statistics over all places of all texts
+    return norm(x.flatten(0, 1)).view_as(x)  # statistics over all positions of all texts
 
 
 def _product(inputs: int, outputs: int) -> nn.Linear:
@@ -234,8 +234,8 @@ BLOCK = 4096  # shifted texts encoded at a time
 class DualPath(nn.Module):
     """f_img (Eq. 1) beside f_text (Eq. 3).
 
-    In training `Codes.embedding` holds the features as they leave the heads, which is what the instance loss
-    classifies; in evaluation it holds them at unit length, so that their dot product is the score.
+    In training `Codes.embedding` has the outputs of the heads, which the instance loss classifies. In evaluation they
+    are normalised to unit length, so that their dot product is the score.
 
     >>> matcher = build_dual_path(vocabulary_size=10, image_dim=8, embed_dim=4, text_layout="small", text_width=2)
     >>> images = matcher.eval().encode_images(ImageBatch(fragments=torch.randn(2, 5, 8)))
@@ -270,7 +270,7 @@ class DualPath(nn.Module):
         return self._codes(self.text_encoder(texts))
 
     def image_features(self, images: ImageBatch) -> Tensor:
-        """(n, channels): what the head is given, pool5 of a ResNet."""
+        """(n, channels): the input of the image head, pool5 of a ResNet."""
         return self.image_encoder.pooled(images)
 
     def score(self, image_codes: Codes, text_codes: Codes) -> Tensor:
@@ -289,7 +289,7 @@ def _unit(codes: Codes) -> Codes:
 
 
 class PixelPath(nn.Module):
-    """Image tower, average over its grid, head; measured with `flip_test`, the mean over image and mirror image."""
+    """Image tower, average over its grid, head. `flip_test`: in evaluation, the mean over image and mirror image."""
 
     image_input: Literal["pixels"] = "pixels"
 
@@ -313,7 +313,7 @@ class PixelPath(nn.Module):
 
 
 class FeaturePath(nn.Module):
-    """The mean of precomputed cells or regions, head: the image CNN of stage I, computed once for all epochs."""
+    """The mean of precomputed cells or regions, head: the fixed image CNN of stage I, computed once."""
 
     image_input: Literal["fragments"] = "fragments"
 
@@ -332,10 +332,10 @@ class FeaturePath(nn.Module):
 
 
 class TextPath(nn.Module):
-    """Words at their places, text CNN, head.
+    """Words at their positions, text CNN, head.
 
-    `alignment` "shift" puts a text anywhere in training (position shift), "left" always at the beginning. Measured
-    texts stand at the beginning, or with `test_positions` "all" their features are averaged over all shifts.
+    `alignment` "shift" starts a text at a random position in training (position shift), "left" always at the first. In
+    evaluation texts start at the first, or with `test_positions` "all" their features are averaged over all shifts.
     """
 
     def __init__(
@@ -359,7 +359,7 @@ class TextPath(nn.Module):
             return torch.zeros_like(texts.lengths)
         if texts.position_noise is None:
             raise ValueError(
-                "position shift places a text by its random number, and this TextBatch has none: set position_noise, "
+                "position shift needs a random number for each text; this TextBatch has none: set position_noise, "
                 "(n,) in [0, 1), or encode in evaluation mode"
             )
         return random_starts(texts.position_noise, texts.lengths, self.length)

@@ -1,6 +1,6 @@
 """Two small heads over a frozen image tower and a frozen text encoder: the matcher that Quintet ships.
 
-Of none of the five papers; a baseline that they have to beat, and a search that works on the day it is installed.
+Not from one of the five papers: a baseline for them, and a search that works out of the box.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MINILM = "minilm-int8"
 
 
 class Head(nn.Module):
-    """Standardised features through a linear map and an MLP beside it.
+    """Standardised features through a linear map plus an MLP.
 
     >>> Head(8, 16, 4, dropout=0.1)(torch.randn(3, 8)).shape
     torch.Size([3, 4])
@@ -44,7 +44,7 @@ class Head(nn.Module):
 
 
 class Heads(nn.Module):
-    """Grid cells averaged, words averaged, a head each; the score is the cosine."""
+    """The mean of grid cells and the mean of words, a head for each; the score is the cosine."""
 
     image_input: Literal["fragments", "pixels"] = "fragments"
 
@@ -72,8 +72,8 @@ class Heads(nn.Module):
         if words is None:
             with torch.no_grad():
                 words = self.text_encoder(texts.tokens, texts.lengths)  # (n, L, c)
-        sentence = l2norm(masked_mean(words, texts.real()), eps=0)  # (n, c)
-        return Codes(embedding=l2norm(self.text_head(sentence), eps=0))
+        pooled = l2norm(masked_mean(words, texts.real()), eps=0)  # (n, c)
+        return Codes(embedding=l2norm(self.text_head(pooled), eps=0))
 
     def score(self, image_codes: Codes, text_codes: Codes) -> Tensor:
         return dot_scores(image_codes, text_codes)
@@ -97,7 +97,7 @@ def build_heads(
     """Two heads over frozen towers.
 
     - `text`: "minilm-int8" (see `OnnxText`), or "hf:FOLDER" or "hf:HUB_NAME" for a frozen BERT-like encoder.
-    - `dropout` is the image's; texts take less, having far fewer channels to lose.
+    - `dropout` is of the image head; `text_dropout` is smaller, because texts have far fewer channels.
     """
     if text == MINILM:
         encoder: OnnxText | HuggingFaceText = OnnxText()

@@ -1,4 +1,4 @@
-"""HREM: one vector an item, from fragments that first exchange what they know; relations among items in training only.
+"""HREM: one vector an item, pooled from fragments after self-attention; relations among items in training only.
 
 Fu, Mao, Song, Zhang: Learning Semantic Relationship among Instances for Image-Text Matching, CVPR 2023.
 """
@@ -72,8 +72,8 @@ class WordEncoder(nn.Module):
 class HREM(nn.Module):
     """An embedding matcher: the score of a pair is the cosine of its two vectors.
 
-    In training the Codes also carry the projected fragments, before any pooling: the objective `relation` builds its
-    graph of the batch from them. In evaluation they are left out, and nothing of the graph remains.
+    In training the Codes also have the projected fragments before pooling: the loss `relation` builds the graph of the
+    batch from them. In evaluation they are left out.
     """
 
     image_input: Literal["fragments", "pixels"] = "fragments"
@@ -131,7 +131,7 @@ def build_hrem(
     text_relation: bool = True,
     padding: Padding = "ignored",
 ) -> HREM:
-    """HREM's two encoders; the relations among instances are the objective `relation`.
+    """HREM's two encoders; the relations among instances are in the loss `relation`.
 
     - `text`: "bigru" (with `word_dim`), "small" (a small Transformer to train from scratch), or "hf:FOLDER" or
       "hf:HUB_NAME" for a BERT-like encoder, which is fine-tuned: give it a learning rate of its own with an optimizer

@@ -20,7 +20,7 @@ from quintet.layers.text_cnn import TextCNN, TextNorm
 from quintet.layers.transformer_unit import Activation, Scale, TransformerUnit
 from quintet.models.fragments import check_choice
 from quintet.scores.attention import Precision
-from quintet.scores.attention_map import AttentionMap
+from quintet.scores.cross_attention import AttentionMap
 from quintet.scores.embedding import dot_score_pairs, dot_scores
 from quintet.scores.joint_attention import JointScorer, joint_attention_map, joint_tokens
 
@@ -38,11 +38,11 @@ class CrossModule(nn.Module):
 
 
 class MMCA(nn.Module):
-    """S(I, T) = i0 . c0 + alpha i1 . c1: an embedding of each item, and a joint look at each pair.
+    """S(I, T) = i0 . c0 + alpha i1 . c1: embeddings of the items, and joint attention of each pair.
 
-    Codes carry i0 or c0 as `embedding`, and per region or word, as `fragments`, what the joint look needs of the item:
-    queries, keys, values and the attention within the item, computed once (see `JointTokens`). The embeddings alone
-    (`score_embeddings`) are a first stage whose best results the whole score can re-rank.
+    Codes have i0 or c0 as `embedding`. Their `fragments` have, for each region or word, what the joint attention needs
+    of the item: queries, keys, values and the attention within the item, computed once (see `JointTokens`). The
+    embeddings alone (`score_embeddings`) can be a first stage whose best results the full score re-ranks.
     """
 
     image_input: Literal["fragments", "pixels"] = "fragments"
@@ -117,7 +117,7 @@ class MMCA(nn.Module):
         return dot_scores(image_codes, text_codes)
 
     def attention(self, image_code: Codes, text_code: Codes) -> AttentionMap:
-        """How each word of a text shares its look at the regions of an image, mean over the heads."""
+        """The attention of each word over the regions of an image, mean over the heads."""
         if self.cross is None:
             raise RecipeError("this MMCA was made without its cross-attention module, so there is no attention to show")
         return joint_attention_map(image_code, text_code, self.cross.unit)
@@ -177,7 +177,7 @@ def build_mmca(
     - `sentence_cnn`: the CNN of c0 reads the "encoder"'s outputs or the "projected" ones, with weights of its own, or
       is the one of c1 ("shared").
     - `windows`: CNN windows may "overrun" the last word, or lie "inside" the text; `filters` for each width.
-    - `sentence_norm`: what stands before the unit length of c0 and c1: nothing ("l2") or "layernorm" (Eq. 7).
+    - `sentence_norm`: before c0 and c1 are normalised to unit length: nothing ("l2") or "layernorm" (Eq. 7).
     - `scale`, `ffn_dim`, `activation`, `attention_bias`, `dropout`: see `TransformerUnit`; for both units.
     - `image_dropout` hides channels of the regions in training; the paper has none.
     - `precision` ("bfloat16": half precision for pairs), `budget` (bytes of a block) and `recompute` (blocks are

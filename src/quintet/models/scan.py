@@ -1,4 +1,4 @@
-"""SCAN: words attend to regions, or regions to words, and the pair's score sums up how well each finds its like.
+"""SCAN: words attend to regions, or regions to words; the score of a pair aggregates the cosines.
 
 Lee, Chen, Hua, Hu, He: Stacked Cross Attention for Image-Text Matching, ECCV 2018.
 """
@@ -15,9 +15,7 @@ from quintet.layers.regions import RegionProjection
 from quintet.layers.text import BiGRUEncoder
 from quintet.models.fragments import check_choice, encode_regions, encode_words
 from quintet.scores.attention import Aggregation, Norm, Precision
-from quintet.scores.attention_map import AttentionMap, attention_map
-from quintet.scores.cross_attention import Direction, scan_scores
-from quintet.scores.engine import Engine
+from quintet.scores.cross_attention import AttentionMap, Direction, Engine, attention_map, scan_scores
 
 
 class SCAN(nn.Module):

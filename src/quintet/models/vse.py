@@ -1,4 +1,4 @@
-"""VSE++ and, with its pooling, VSE-infinity: one vector an image, one vector a text, their cosine.
+"""VSE++ and VSE-infinity: one vector an image, one vector a text; the score is their cosine.
 
 Faghri, Fleet, Kiros, Fidler: VSE++: Improving Visual-Semantic Embeddings with Hard Negatives, BMVC 2018.
 Chen, Hu, Wu, Jiang, Wang: Learning the Best Pooling Strategy for Visual Semantic Embedding, CVPR 2021 (GPO).
@@ -93,7 +93,7 @@ class FragmentEncoder(nn.Module):
         self.dropout = ChannelDropout(dropout)
         self.projection = RegionProjection(image_dim, embed_dim, mlp=projection == "mlp")
         self.pooling = create_pooling(pooling, first_rank)
-        # A mean and a linear map may change places; pooled first, the map has L times less work.
+        # A mean and a linear map commute; pooling first saves a factor of L in the map.
         self.pool_first = pooling == "mean" and projection == "linear"
 
     def forward(self, fragments: Tensor, mask: Tensor) -> Tensor:
@@ -106,8 +106,8 @@ class FragmentEncoder(nn.Module):
 class PixelEncoder(nn.Module):
     """An image tower whose grid cells are the fragments.
 
-    A tower none of whose parameters is trained stays in evaluation mode, so its batch statistics do not move either;
-    it does not matter who stopped the training, `trainable=False` or a stage's `freeze` patterns (`*.tower.*`).
+    A tower without trained parameters stays in evaluation mode, so that its running statistics do not change, whether
+    `trainable=False` or a stage's `freeze` pattern (`*.tower.*`) froze it.
     """
 
     def __init__(self, tower: ImageTower, fragments: FragmentEncoder, trainable: bool) -> None:

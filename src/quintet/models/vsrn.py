@@ -26,8 +26,8 @@ class RegionRelation(nn.Module):
         R = theta(V) phi(V)^T / N          affinity of every pair of regions, no softmax
         V* = BatchNorm(project(R g(V))) + V
 
-    N is the number of real regions of an image: padded ones neither give nor take, and stay out of the statistics of
-    the normalisation. That starts with gain and bias 0, so that a new block leaves the regions as they are.
+    N is the number of real regions of an image. Padded ones take no part and are left out of the batch statistics. The
+    BatchNorm starts with weight and bias 0, so a new block returns its input.
 
     >>> block = RegionRelation(4)
     >>> regions = torch.randn(2, 3, 4)
@@ -58,29 +58,28 @@ class RegionRelation(nn.Module):
         return related if mask is None else related * mask[..., None]
 
     def _normalise(self, regions: Tensor, mask: Tensor | None) -> Tensor:
-        if mask is None or not self.training:  # kept statistics are those of real regions already
+        if mask is None or not self.training:  # running statistics are of real regions already
             return self.norm(regions.flatten(0, 1)).view_as(regions)  # (n, L, d)
         return masked_batchnorm(self.norm, regions, mask)
 
 
-def remember(gru: nn.GRU, places: int) -> None:
-    """Start a GRU with a memory of 2 to `places` places, evenly spread over its channels.
+def set_memory(gru: nn.GRU, positions: int) -> None:
+    """Initialise the update gates of a GRU so that its channels remember 2 to `positions` positions, evenly spread.
 
-    A state is moved on as h = (1 - z) n + z h, so with an update gate of z it remembers 1 / (1 - z) places. torch
-    starts at z = 1/2: a last state then holds the last two places and hardly any of the others, and thousands of small
-    steps must pass before the gates' biases have moved far enough to read a whole sequence. Here they start at
-    log(m - 1), for which 1 / (1 - z) = m (Tallec, Ollivier: Can recurrent neural networks warp time?, ICLR 2018, who
-    draw m at random).
+    The update is h = (1 - z) n + z h, so a gate of z remembers about 1 / (1 - z) positions. torch starts at z = 1/2:
+    the last state holds the last two positions, and the biases need thousands of steps before a whole sequence is
+    read. Here they start at log(m - 1), for which 1 / (1 - z) = m (Tallec, Ollivier: Can recurrent neural networks
+    warp time?, ICLR 2018, who draw m at random).
 
     >>> gru = nn.GRU(3, 2)
-    >>> remember(gru, places=10)
+    >>> set_memory(gru, positions=10)
     >>> (1 / (1 - gru.bias_ih_l0[2:4].sigmoid())).round(decimals=4).tolist()
     [2.0, 10.0]
     """
-    if places < 2:
-        raise ValueError(f"a GRU remembers at least 2 places, got {places}")
+    if positions < 2:
+        raise ValueError(f"a GRU remembers at least 2 positions, got {positions}")
     update = slice(gru.hidden_size, 2 * gru.hidden_size)  # torch keeps the gates as reset, update, new
-    spans = torch.linspace(2, places, gru.hidden_size)
+    spans = torch.linspace(2, positions, gru.hidden_size)
     with torch.no_grad():
         for name, parameter in gru.named_parameters():
             if name.startswith("bias_ih"):
@@ -91,7 +90,7 @@ def remember(gru: nn.GRU, places: int) -> None:
 
 NormaliseOver = Literal["channels", "regions"]
 
-# The two published settings differ in these two places.
+# The two published settings differ in these arguments.
 VARIANTS: dict[str, dict[str, bool]] = {
     "f30k": {"normalise_input": False, "final_batchnorm": True},
     "coco": {"normalise_input": True, "final_batchnorm": False},
@@ -149,8 +148,8 @@ class VSRNImageEncoder(nn.Module):
 class VSRN(nn.Module):
     """An embedding matcher: the score of a pair is the cosine of its two vectors.
 
-    In training the Codes of images also carry the reasoned regions as `fragments`: the caption generator, a part of
-    the objective, reads them. In evaluation they are left out, so that an index holds one vector an image.
+    In training the Codes of images also have the reasoned regions as `fragments`, which the caption loss reads. In
+    evaluation they are left out: an index has one vector an image.
     """
 
     image_input: Literal["fragments", "pixels"] = "fragments"
@@ -202,9 +201,9 @@ def build_vsrn(
     - `normalise_input`, `final_batchnorm`: either of the two by itself, instead of what the variant says.
     - `normalise_over`: "channels" makes every region a unit vector, as the paper says; "regions" divides every channel
       by its length over the regions of the image, as the released code does (needed for its checkpoints).
-    - `dropout` hides channels of word embeddings in training, `image_dropout` those of regions; the paper has neither.
-    - `region_memory`, `word_memory`: how many places the GRU over the regions, and the one over the words, remembers
-      before it has learned anything (`layers.gru_memory`). Left out, as in the released code, it is two.
+    - `dropout` drops channels of word embeddings in training, `image_dropout` those of regions; the paper has neither.
+    - `region_memory`, `word_memory`: how many positions the GRU over the regions, and the one over the words, remembers
+      before training (`set_memory`). Left out, as in the released code, it is two.
 
     >>> matcher = build_vsrn(image_dim=8, vocabulary_size=10, embed_dim=4, word_dim=4, variant="coco").eval()
     >>> matcher.encode_images(ImageBatch(fragments=torch.randn(2, 5, 8))).embedding.shape
@@ -225,9 +224,9 @@ def build_vsrn(
         dropout=image_dropout,
     )
     text_encoder = LastStateGRU(vocabulary_size, word_dim, embed_dim, dropout=dropout)
-    for rnn, places in ((image_encoder.rnn, region_memory), (text_encoder.rnn, word_memory)):
-        if places is not None:
-            remember(rnn, places)
+    for rnn, positions in ((image_encoder.rnn, region_memory), (text_encoder.rnn, word_memory)):
+        if positions is not None:
+            set_memory(rnn, positions)
     return VSRN(image_encoder, text_encoder)
 
 
@@ -237,7 +236,7 @@ def _unit(vectors: Tensor) -> Tensor:
 
 
 def _real_first(regions: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """The same regions in the same order, but padded ones last, wherever the padding was."""
-    place = torch.arange(mask.shape[1], device=mask.device)  # (L,)
-    order = torch.where(mask, place, place + mask.shape[1]).argsort(dim=1)  # (n, L)
+    """The regions in the same order, but padded ones last."""
+    position = torch.arange(mask.shape[1], device=mask.device)  # (L,)
+    order = torch.where(mask, position, position + mask.shape[1]).argsort(dim=1)  # (n, L)
     return regions.gather(1, order[..., None].expand_as(regions)), mask.gather(1, order)

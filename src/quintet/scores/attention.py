@@ -1,4 +1,4 @@
-"""Attention of queries over a context: normalise the products, soften them, sum the cosines up.
+"""Attention of queries over a context: products, normalisation, focal gates, cosines from Gram matrices, aggregation.
 
 Layout everywhere: (C, Lc, Q, Lq) for C contexts of Lc fragments and Q queries of Lq fragments. Text-to-image attention
 has words as queries and regions as context; image-to-text attention is the same function with the two exchanged.
@@ -26,8 +26,8 @@ def focal_gates(weights: Tensor, context_mask: Tensor | None, focal: Focal) -> T
     - `equal`: F_i = sum_j (x_i - x_j) = L x_i - sum_j x_j;
     - `prob`: F_i = sum_j (x_i - x_j) sqrt(x_j) = x_i sum_j sqrt(x_j) - sum_j x_j sqrt(x_j).
 
-    Where attention is uniform (a context of one fragment, or equal fragments) nothing stands out and every F_i is zero.
-    Then all fragments are kept: the attention stays as it is. The authors' code divides zero by zero there.
+    If attention is uniform (a context of one fragment, or equal fragments) every F_i is zero. Then all fragments are
+    kept, and the attention is unchanged. The authors' code divides zero by zero there.
     """
     if focal not in get_args(Focal):
         raise ValueError(f"focal must be one of {get_args(Focal)}, got {focal!r}")
@@ -87,7 +87,7 @@ def gram_cosines(weights: Tensor, products: Tensor, gram: Tensor, squares: Tenso
     """(C, Q, Lq): cosine of every query fragment with its attended context.
 
     weights, products (C, Lc, Q, Lq); gram (C, Lc, Lc); squares (1 or C, Q, Lq) are the queries' squared lengths.
-    `mass` (C, Q, Lq) is what the weights sum to where that is not one: a cosine does not see it, its clamp does.
+    `mass` (C, Q, Lq) is the sum of the weights if that is not one: it changes the clamp, not the cosine.
     """
     dots = (weights * products).sum(dim=1)  # (C, Q, Lq)
     spread = torch.bmm(gram, weights.flatten(2)).view_as(weights)  # (C, Lc, Q, Lq): G p

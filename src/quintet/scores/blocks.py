@@ -37,13 +37,13 @@ class Group:
 
 @dataclass(frozen=True)
 class Side:
-    """The fragments of n items, and the order in which they are taken."""
+    """The fragments of n items, and the order in which they are processed."""
 
     fragments: Tensor  # (n, L, d)
     mask: Tensor | None  # (n, L)
-    lengths: Tensor  # (n,) int64 on the CPU: the place of the last real fragment, in the order taken
-    whole: Tensor  # (n,) bool on the CPU: no padding before that place
-    order: Tensor | None  # (n,) int64 on the device of the fragments; None: as they stand
+    lengths: Tensor  # (n,) int64 on the CPU: the position of the last real fragment, in processing order
+    whole: Tensor  # (n,) bool on the CPU: no padding before that position
+    order: Tensor | None  # (n,) int64 on the device of the fragments; None: as given
 
     @staticmethod
     def of(codes: Codes, order: Tensor | None = None) -> Side:
@@ -59,7 +59,7 @@ class Side:
         return len(self.fragments)
 
     @property
-    def longest(self) -> int:
+    def max_length(self) -> int:
         return int(self.lengths.max())
 
     def groups(self, most: int, padding: float = _MOST_PADDING) -> list[Group]:
@@ -114,12 +114,12 @@ def fragments_of(codes: Codes) -> Tensor:
 
 
 def _lengths(codes: Codes) -> tuple[Tensor, Tensor]:
-    """(n,) the place of the last real fragment of every item, counted from one; (n,) whether all before it are real."""
+    """(n,) the position of the last real fragment of an item, counted from 1; (n,) whether all before it are real."""
     n, longest = fragments_of(codes).shape[:2]
     lengths, whole = torch.full((n,), longest, dtype=torch.int64), torch.ones(n, dtype=torch.bool)
     if codes.mask is not None and n and longest:
-        places = torch.arange(1, longest + 1, device=codes.mask.device)
-        last = (codes.mask * places).amax(dim=1)  # (n,)
+        positions = torch.arange(1, longest + 1, device=codes.mask.device)
+        last = (codes.mask * positions).amax(dim=1)  # (n,)
         lengths, counts = torch.stack([last, codes.mask.sum(dim=1)]).cpu()  # one wait for the device, not two
         whole = counts == lengths
     if n and int(lengths.min()) < 1:
@@ -141,10 +141,10 @@ def _cuts(lengths: list[int], most: int, padding: float) -> Iterator[tuple[int, 
 def _stop(lengths: list[int], start: int, most: int, padding: float) -> int:
     """The end of a group of at most `most` items that is not padded too much."""
     real = lengths[start]
-    for place in range(start + 1, min(start + most, len(lengths))):
-        real += lengths[place]
-        if lengths[place] * (place + 1 - start) > padding * real:
-            return place
+    for position in range(start + 1, min(start + most, len(lengths))):
+        real += lengths[position]
+        if lengths[position] * (position + 1 - start) > padding * real:
+            return position
     return min(start + most, len(lengths))
 
 
@@ -189,9 +189,9 @@ def score_all(
 
 
 def score_whole(block_score: BlockScore, image_codes: Codes, text_codes: Codes) -> Tensor:
-    """All of it as one block, padding included, without a look at the lengths.
+    """All pairs as one block, padding included, without reading the lengths.
 
-    For a GPU, where the look would wait for all that was asked of it before, and padding costs less than that.
+    For a GPU: reading the lengths waits for all work queued before, which costs more than the padding.
     """
     with torch.autocast(image_codes.device.type, enabled=False):
         return block_score(_zero_padded(image_codes), image_codes.mask, _zero_padded(text_codes), text_codes.mask)
@@ -222,7 +222,7 @@ def score_rows(
     text_side = Side.of(text_codes)
     same_order = torch.arange(len(texts)) if text_side.order is None else text_side.order.cpu()
     image_side = Side.of(image_codes, order=same_order)
-    most = _rows_at_once(images, text_side.longest, copies, budget, wants_grad)
+    most = _rows_at_once(images, text_side.max_length, copies, budget, wants_grad)
     with torch.autocast(images.device.type, enabled=False):
         parts = [
             block_score(*image_side.take(image_side.group(group.start, group.stop)), *text_side.take(group))
@@ -234,7 +234,7 @@ def score_rows(
 def _rows_at_once(images: Tensor, words: int, copies: tuple[int, int], budget: int | None, wants_grad: bool) -> int:
     """How many pairs of images and texts of so many words fit the budget."""
     regions, channels = images.shape[1:]
-    # Here the gathered fragments weigh as much as the products do.
+    # The gathered fragments take as much memory as the products.
     each = copies[wants_grad] * regions * words + 2 * channels * (regions + words)
     return _budget(images, budget, wants_grad) // (each * _bytes(images))
 
@@ -256,11 +256,11 @@ def _plan(image_side: Side, text_side: Side, elements: int) -> Blocks:
 
     Wider in texts than in images: Gram matrices are made for every block, and those of images are the larger ones.
     """
-    pairs = max(1, elements // (image_side.longest * text_side.longest))
+    pairs = max(1, elements // (image_side.max_length * text_side.max_length))
     text_groups = text_side.groups(max(min(math.isqrt(_ASPECT * pairs), pairs), pairs // len(image_side)))
     blocks = []
     for text_group in text_groups:
-        most = elements // (image_side.longest * text_group.length * len(text_group))
+        most = elements // (image_side.max_length * text_group.length * len(text_group))
         blocks += [(image_group, text_group) for image_group in image_side.groups(most)]
     return blocks
 
@@ -282,7 +282,7 @@ def _all_blocks(image_side: Side, text_side: Side, blocks: Blocks, block_score: 
 
 
 class _Recomputed(torch.autograd.Function):
-    """`_all_blocks` that keeps nothing of a block for the backward pass and computes it again there."""
+    """`_all_blocks`, recomputing each block in the backward pass instead of keeping it."""
 
     @staticmethod
     def forward(
@@ -295,7 +295,7 @@ class _Recomputed(torch.autograd.Function):
         block_score: BlockScore,
     ) -> Tensor:
         ctx.save_for_backward(images, texts)
-        nothing = images.new_empty(0)  # so that the fragments are held once, and let go with the saved tensors
+        nothing = images.new_empty(0)  # the fragments are kept once, and freed with the saved tensors
         ctx.rest = (image_side.over(nothing), text_side.over(nothing), blocks, block_score)
         return _all_blocks(image_side, text_side, blocks, block_score)
 

@@ -1,7 +1,8 @@
 """MMCA's second score, i1 . c1 of every pair: joint attention (Eq. 11 to 14), the rest of the unit, and pooling.
 
-Block by block: memory follows the budget, not the number of pairs. When gradients are wanted and there is more than one
-block, nothing of a block is kept for the backward pass; it is computed again there.
+The attention of a fragment is split into its own item (computed once, `JointTokens`) and the other item (computed for
+each pair). Pairs are scored block by block, so memory follows the budget and not the number of pairs. With gradients
+and more than one block, blocks are computed again in the backward pass.
 
 Letters in shapes: I images of k regions, T texts of m words, n pairs, d channels.
 """
@@ -25,8 +26,8 @@ from quintet.layers.normalize import l2norm, widen
 from quintet.layers.text_cnn import TextCNN
 from quintet.layers.transformer_unit import FAR, TransformerUnit, split_heads
 from quintet.scores.attention import Precision
-from quintet.scores.attention_map import AttentionMap
 from quintet.scores.blocks import Group, Side, fragments_of
+from quintet.scores.cross_attention import AttentionMap
 
 _EXTRA = 3  # channels beside a head's own: z, the part of z that rounding took away, and the mark of padding
 _ALIGN = 8  # fused attention wants the width of a head to be a multiple of this
@@ -60,7 +61,7 @@ class JointTokens:
 
 
 def joint_tokens(unit: TransformerUnit, x: Tensor, mask: Tensor | None) -> JointTokens:
-    """(n, L, d), (n, L) -> everything about the items that is not about a pair, in float32 or wider."""
+    """(n, L, d), (n, L) -> what depends on the item alone, in float32 or wider."""
     with torch.autocast(x.device.type, enabled=False):
         x = widen(x)
         query, key, value = unit.project(x)
@@ -275,12 +276,12 @@ def _all_blocks(work: _Work, image_codes: Codes, text_codes: Codes) -> Tensor:
 
 def _plan(work: _Work, image_side: Side, text_side: Side) -> Iterator[tuple[Group, list[Group]]]:
     """Groups of texts, each with the groups of images it meets."""
-    pairs = work.pairs_in_budget(image_side.fragments, image_side.longest, text_side.longest)
+    pairs = work.pairs_in_budget(image_side.fragments, image_side.max_length, text_side.max_length)
     texts = max(math.isqrt(pairs), pairs // len(image_side))
     # With many texts of every length, groups of one length are large enough, and need neither padding nor masks.
     many = len(text_side) >= _OF_ONE_LENGTH * len(text_side.lengths.unique())
     for text_group in text_side.groups(texts, padding=1.0) if many else text_side.groups(texts):
-        most = work.pairs_in_budget(image_side.fragments, image_side.longest, text_group.length) // len(text_group)
+        most = work.pairs_in_budget(image_side.fragments, image_side.max_length, text_group.length) // len(text_group)
         yield text_group, image_side.groups(most)
 
 
@@ -289,7 +290,7 @@ def _row_blocks(work: _Work, image_codes: Codes, text_codes: Codes) -> Tensor:
     same_order = torch.arange(len(text_codes)) if text_side.order is None else text_side.order.cpu()
     image_side = Side.of(image_codes, order=same_order)
     # Here the gathered fragments weigh as much as half a block's tensors do.
-    most = work.pairs_in_budget(image_side.fragments, image_side.longest, text_side.longest) // 2
+    most = work.pairs_in_budget(image_side.fragments, image_side.max_length, text_side.max_length) // 2
     groups = text_side.groups(most)
     work.expect(len(groups))
     parts = [
