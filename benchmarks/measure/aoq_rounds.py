@@ -25,7 +25,7 @@ from quintet.evaluation.evaluator import evaluate
 from quintet.evaluation.result import provenance
 from quintet.files import read_json, read_jsonl, write_json
 from quintet.runs.devices import pick_device
-from quintet.runs.run import open_run
+from quintet.runs.run import load
 from quintet.training.recipe import load_recipe
 
 
@@ -43,7 +43,7 @@ def train(options: argparse.Namespace, seed: int) -> Path:
 
 
 def measure(run_folder: Path, stage: str, corpus: Corpus, split_name: str, device: torch.device) -> dict[str, Any]:
-    run = open_run(run_folder, stage=stage, device=device)
+    run = load(run_folder, stage=stage, device=device)
     result = evaluate(run, corpus, split=split_name)
     log = list(read_jsonl(run_folder / "stages" / stage / "log.jsonl"))
     seconds = sum(row["seconds"] for row in log if row["kind"] == "validation")

@@ -17,9 +17,9 @@ import torch
 
 from benchmarks.grids.catalogue import GRIDS
 from benchmarks.grids.rows import SERIES, STUDY_OPTIONS, Row
-from quintet.data.corpus import Corpus, Split
+from quintet.data.corpus import Corpus
 from quintet.errors import QuintetError
-from quintet.evaluation.evaluator import encode_split, evaluate_members
+from quintet.evaluation.evaluator import evaluate_members
 from quintet.evaluation.human_agreement import human_agreement, judged_pairs, pair_scores, read_expert_annotations
 from quintet.evaluation.metrics import CUTS
 from quintet.evaluation.ranks import Queries, Ranks
@@ -29,7 +29,7 @@ from quintet.files import read_json, write_json
 from quintet.mining.mine import mine
 from quintet.report.analysis.distributions import split_similarities
 from quintet.runs.devices import pick_device
-from quintet.runs.run import Run, open_run
+from quintet.runs.run import Run, load
 from quintet.runs.run_folder import read_head
 from quintet.studies.expand import build_study
 from quintet.studies.measurements import training_seconds
@@ -143,7 +143,7 @@ def _share_mining(recipe: Recipe, folder: Path, device: str) -> None:
     for stage in recipe.stages:
         if stage.negatives is None or stage.negatives.source in names:
             continue
-        miner, data = open_run(stage.negatives.source, device=device), open_data(recipe, Silent().note)
+        miner, data = load(stage.negatives.source, device=device), open_data(recipe, Silent().note)
         with _locked(miner.folder / "mining.lock"):
             lists = miner.folder / "mined"
             mine(miner, data.corpus, split=data.train, out=lists, **stage.negatives.mining())
@@ -195,9 +195,9 @@ def again_command(row: Row, setup: Setup) -> str:
 def _measure(row: Row, setup: Setup, device: str) -> dict[str, Any]:
     corpus = Corpus.open(setup.corpus)
     split = corpus.split("test")
-    runs = [open_run(setup.run(one), device=device) for one in ([row.id] if row.trains else row.needs)]
+    runs = [load(setup.run(one), device=device) for one in ([row.id] if row.trains else row.needs)]
     began = time.monotonic()
-    members = [_encode(run, corpus, split, device) for run in runs]
+    members = [Member.encode(run, corpus, split, name=run.folder.name, keep=device) for run in runs]
     encoded = time.monotonic()
     result = evaluate_members(members, split, bootstrap=setup.bootstrap, device=device)
     scored = time.monotonic()
@@ -219,12 +219,6 @@ def _measure(row: Row, setup: Setup, device: str) -> dict[str, Any]:
         "corpus": corpus.name,
         "device": torch.cuda.get_device_name() if torch.device(device).type == "cuda" else "CPU",
     }
-
-
-def _encode(run: Run, corpus: Corpus, split: Split, device: str) -> Member:
-    images, texts = run.image_batches(corpus, split.images), run.text_batches(split.texts)
-    codes = encode_split(run.matcher, images, texts, split, device, keep=device)
-    return Member(run.matcher, *codes, name=run.folder.name)
 
 
 def _selected(run: Run) -> dict[str, dict[str, Any]]:

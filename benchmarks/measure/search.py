@@ -30,7 +30,7 @@ from quintet.data.vocabulary import WordVocabulary
 from quintet.evaluation.result import provenance
 from quintet.files import read_json, write_json
 from quintet.models import create_model
-from quintet.runs.run import open_run
+from quintet.runs.run import load
 from quintet.runs.writing import write_run
 from quintet.search.items import Entry, Item, Place, write_items
 from quintet.search.searcher import Searcher
@@ -103,7 +103,7 @@ def make_index_around(index: Path, size: int, dim: int, kind: str) -> None:
         tokenizer=words,
         image_input={"kind": "pixels"},
     )
-    run = open_run(index / "run")
+    run = load(index / "run", device="cpu")
     keep_run(index, run, index / "run")
     Manifest(
         generation=1,

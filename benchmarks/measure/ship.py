@@ -16,13 +16,13 @@ from typing import Any
 import torch
 
 from quintet.data.corpus import Corpus
-from quintet.evaluation.evaluator import encode_split, evaluate_members
+from quintet.evaluation.evaluator import evaluate_members
 from quintet.evaluation.human_agreement import human_agreement, judged_pairs, pair_scores, read_expert_annotations
 from quintet.evaluation.result import provenance
 from quintet.evaluation.scoring import Member
 from quintet.files import read_json, write_json, write_text
 from quintet.runs.checkpoint import load_tensors
-from quintet.runs.run import open_run
+from quintet.runs.run import load
 from quintet.runs.writing import write_run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,7 +31,7 @@ MATRIX = 10_000  # numbers; smaller tensors (biases, variances) weigh nothing an
 
 def ship(run: Path, folder: Path) -> None:
     """A copy of the run that holds what using it takes, and nothing of where it was made."""
-    opened = open_run(run)
+    opened = load(run, device="cpu")
     state = {
         name: tensor.half() if tensor.numel() >= MATRIX else tensor
         for name, tensor in load_tensors(run / "weights.safetensors")[0].items()
@@ -49,9 +49,8 @@ def ship(run: Path, folder: Path) -> None:
 
 
 def measure(folder: Path, corpus: Corpus, annotations: Path | None) -> dict[str, Any]:
-    run, split = open_run(folder), corpus.split("test")
-    codes = encode_split(run.matcher, run.image_batches(corpus, split.images), run.text_batches(split.texts), split)
-    member = Member(run.matcher, *codes, name=folder.name)
+    run, split = load(folder, device="cpu"), corpus.split("test")
+    member = Member.encode(run, corpus, split, name=folder.name)
     result = evaluate_members([member], split)
     found: dict[str, Any] = {"metrics": result.metrics, "intervals": result.intervals, "split": result.split_checksum}
     if annotations is not None:
@@ -112,7 +111,7 @@ def main() -> None:
     ship(options.run, folder)
     found = measure(folder, Corpus.open(options.corpus), options.annotations)
     weights = folder / "weights.safetensors"
-    parameters = sum(parameter.numel() for parameter in open_run(folder).matcher.parameters())
+    parameters = sum(parameter.numel() for parameter in load(folder, device="cpu").matcher.parameters())
     facts = {"bytes": weights.stat().st_size, "parameters": parameters, "device": "CPU", "provenance": provenance()}
     write_json(ROOT / "benchmarks" / "results" / f"{options.name}.json", {"name": options.name, **found, **facts})
     write_text(folder / "MODEL_CARD.md", card(options.name, found, weights.stat().st_size, parameters))

@@ -30,7 +30,6 @@ _PUBLIC = {
     "load": "quintet.runs.run",
     "mine": "quintet.mining.mine",
     "open_index": "quintet.search.searcher",
-    "open_run": "quintet.runs.run",
     "Run": "quintet.runs.run",
     "Searcher": "quintet.search.searcher",
     "train": "quintet.training.start",
@@ -52,7 +51,6 @@ if TYPE_CHECKING:
     from quintet.runs.convert import convert as convert
     from quintet.runs.run import Run as Run
     from quintet.runs.run import load as load
-    from quintet.runs.run import open_run as open_run
     from quintet.search.indexing import build_index as build_index
     from quintet.search.searcher import Searcher as Searcher
     from quintet.search.searcher import open_index as open_index

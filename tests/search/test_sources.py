@@ -10,7 +10,7 @@ import torch
 
 from quintet.data.corpus import Corpus, Image, Text
 from quintet.features.extract import extract_features
-from quintet.runs.run import open_run
+from quintet.runs.run import load
 from quintet.search.errors import SearchError
 from quintet.search.indexing import build_index
 from quintet.search.searcher import Searcher
@@ -62,7 +62,7 @@ def test_features_of_a_corpus_are_read_and_not_made_again(
 
     monkeypatch.setattr(FeatureExtractor, "batch", lambda *_: pytest.fail("the tower was run"))
     build_index(vse, [corpus.root], tmp_path / "index", device="cpu")
-    run = open_run(vse)
+    run = load(vse)
     expected = torch.cat(
         [run.matcher.encode_images(batch).embedding for batch in run.image_batches(corpus, corpus.images)]
     )

@@ -92,16 +92,15 @@ def demo_command(
 
 def _measure(out: Path, corpus: Corpus, split: Split, stages: list[str], seed: int) -> dict[str, Result]:
     """Every stage on the test split."""
-    from quintet.evaluation.evaluator import encode_split, evaluate_members
+    from quintet.evaluation.evaluator import evaluate_members
     from quintet.evaluation.result import write_result
     from quintet.evaluation.scoring import Member
-    from quintet.runs.run import open_run
+    from quintet.runs.run import load
 
     results: dict[str, Result] = {}
     for stage in stages:
-        run = open_run(out / "run", stage=stage)
-        codes = encode_split(run.matcher, run.image_batches(corpus, split.images), run.text_batches(split.texts), split)
-        results[stage] = evaluate_members([Member(run.matcher, *codes, stage)], split, seed=seed)
+        run = load(out / "run", stage=stage, device="cpu")
+        results[stage] = evaluate_members([Member.encode(run, corpus, split, name=stage)], split, seed=seed)
         facts = {"corpus": corpus.name, "stage": stage, "weights": run.weights_checksum}
         write_result(out / f"result-{stage}.json", results[stage], **facts)
     return results

@@ -32,10 +32,10 @@ def export_command(
         raise QuintetError("choose a format: add --onnx")
     check_run(run)
 
-    from quintet.runs.run import open_run
+    from quintet.runs.run import load
     from quintet.search.onnx_export import export_onnx
 
-    report = export_onnx(open_run(run), out or Path(f"{run.name}-onnx"))
+    report = export_onnx(load(run, device="cpu"), out or Path(f"{run.name}-onnx"))
     console = Console()
     for name, path in report.files.items():
         size = path.stat().st_size / 2**20

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quintet.evaluation.evaluator import Evaluation, encode_split, evaluate, evaluate_members
+from quintet.evaluation.evaluator import Evaluation, evaluate, evaluate_members
 from quintet.evaluation.metrics import chance_level, metrics_of_ranks, retrieval_metrics
 from quintet.evaluation.protocols import PROTOCOLS, find_protocol
 from quintet.evaluation.ranks import Ranks, count_ranks, ranks_of_matrix
@@ -19,7 +19,6 @@ __all__ = [
     "bootstrap_intervals",
     "chance_level",
     "count_ranks",
-    "encode_split",
     "evaluate",
     "evaluate_members",
     "find_protocol",

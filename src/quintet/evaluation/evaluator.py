@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -13,7 +13,6 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from quintet.codes import Codes
-from quintet.data.batches import ImageBatch, TextBatch
 from quintet.data.corpus import Corpus, Split, as_corpus, split_checksum
 from quintet.errors import QuintetError
 from quintet.evaluation.human_agreement import (
@@ -37,8 +36,8 @@ from quintet.evaluation.scoring import Member, member_scores, whole_tiles
 from quintet.evaluation.significance import Difference, bootstrap_intervals, paired_test
 from quintet.evaluation.special_samples import negative_means, special_samples
 from quintet.files import write_json
-from quintet.protocols import Matcher, evaluation_mode
-from quintet.runs.encoding import Progress, encode_batches, reported
+from quintet.protocols import evaluation_mode
+from quintet.runs.encoding import Progress, reported
 from quintet.runs.run import Run, as_run
 from quintet.runs.run_folder import default_corpus
 
@@ -270,26 +269,6 @@ def _counts(split: Split, parts: Sequence[Ranks]) -> dict[str, Any]:
         "i2t_excluded": sum(ranks.i2t.excluded for ranks in parts),
         "t2i_excluded": sum(ranks.t2i.excluded for ranks in parts),
     }
-
-
-def encode_split(
-    matcher: Matcher,
-    image_batches: Iterable[ImageBatch],
-    text_batches: Iterable[TextBatch],
-    split: Split | None = None,
-    device: torch.device | str = "cpu",
-    keep: torch.device | str = "cpu",
-) -> tuple[Codes, Codes]:
-    """The codes of all images and all texts, each encoded once, in evaluation mode and without gradients.
-
-    Batches are moved to `device`, where the matcher must be, and their codes to `keep`. With a `split` the number of
-    rows is checked against it.
-    """
-    images = encode_batches(matcher, image_batches, device, keep)
-    texts = encode_batches(matcher, text_batches, device, keep)
-    if split is not None:
-        _check_size(images, texts, split)
-    return images, texts
 
 
 def _check_size(images: Codes, texts: Codes, split: Split) -> None:

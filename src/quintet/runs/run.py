@@ -374,11 +374,6 @@ def as_run(run: Run | Path | str, *, stage: str | None = None, device: torch.dev
     return run if device is None else run.to(device)
 
 
-def open_run(folder: Path | str, *, stage: str | None = None, device: torch.device | str = "cpu") -> Run:
-    """`load`, on the CPU unless told otherwise."""
-    return load(folder, stage=stage, device=device)
-
-
 def _check_codes(image_codes: object, text_codes: object) -> None:
     for codes, kind in ((image_codes, "image"), (text_codes, "text")):
         if not isinstance(codes, Codes):

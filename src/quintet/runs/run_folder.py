@@ -87,7 +87,7 @@ def find_weights(folder: Path, stage: str | None) -> Path:
 
 
 def check_run(path: Path | str, stage: str | None = None) -> dict[str, Any]:
-    """run.json of a run that can be opened: what `open_run` would refuse is refused here, in no time."""
+    """run.json of a run that can be opened: raises what `load` would raise, without importing torch."""
     folder, stage = locate(path, stage)
     head = read_head(folder)
     find_weights(folder, stage)

@@ -25,7 +25,7 @@ from quintet.losses.step import Progress, Step, Term
 from quintet.models import MODELS
 from quintet.protocols import HasEmbedding, KeepsRegions, Matcher, Phased, UsesCategories, UsesTextPool
 from quintet.runs.checkpoint import load_tensors, own_rows, save_tensors, whole_state
-from quintet.runs.run import open_run
+from quintet.runs.run import load
 from quintet.runs.run_folder import locate, read_head
 from quintet.training.inputs import TrainingData
 from quintet.training.recipe_models import Recipe, StageRecipe, TokenizerRecipe
@@ -142,7 +142,7 @@ def initial_weights(stage: StageRecipe, previous: Path | None) -> dict[str, Tens
         if previous is None:
             raise RecipeError(f"stage {stage.name!r} starts from the previous stage, but it is the first")
         return load_tensors(previous)[0]
-    return open_run(stage.init).matcher.state_dict()
+    return load(stage.init, device="cpu").matcher.state_dict()
 
 
 def save_objective(folder: Path, objective: nn.Module) -> None:

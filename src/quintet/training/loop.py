@@ -22,7 +22,7 @@ from quintet.data.negatives import NegativeLists, OfflineRows, draw_offline
 from quintet.data.sampling import epoch_batches
 from quintet.data.tokenizers import Tokenizer
 from quintet.errors import CorpusError, RecipeError, TrainingError, suggest
-from quintet.evaluation.evaluator import encode_split, evaluate_members
+from quintet.evaluation.evaluator import evaluate_members
 from quintet.evaluation.metrics import retrieval_metrics
 from quintet.evaluation.scoring import Member
 from quintet.files import write_json
@@ -31,6 +31,7 @@ from quintet.losses.step import Progress, Step
 from quintet.protocols import Matcher, UsesPositionNoise, module_of
 from quintet.runs.checkpoint import load_checkpoint, save_checkpoint, save_tensors
 from quintet.runs.devices import tensor_core_products
+from quintet.runs.encoding import encode_batches
 from quintet.training.build import Objectives, save_objective
 from quintet.training.clusters import image_clusters, neighbour_batches
 from quintet.training.graphs import WORDS, Outcome, StepGraphs, own_stream, recording_obstacle
@@ -375,16 +376,10 @@ def validate(
     if len(split.images) < distributed.world_size():
         raise CorpusError(f"split {split.name!r} has fewer images than there are processes; use fewer processes")
     images = split.images[distributed.share(len(split.images))]
-    codes = encode_split(
-        matcher,
-        image_batches(source, images, VALIDATION_BATCH),
-        text_batches(texts, VALIDATION_BATCH, distributed.share(len(split.texts))),
-        device=device,
-        keep=device,
-    )
-    image_codes, text_codes = (
-        _gathered(part, total) for part, total in zip(codes, (len(split.images), len(split.texts)), strict=True)
-    )
+    own_texts = text_batches(texts, VALIDATION_BATCH, distributed.share(len(split.texts)))
+    own_codes = encode_batches(matcher, image_batches(source, images, VALIDATION_BATCH), device, keep=device)
+    image_codes = _gathered(own_codes, len(split.images))
+    text_codes = _gathered(encode_batches(matcher, own_texts, device, keep=device), len(split.texts))
     return evaluate_members([Member(matcher, image_codes, text_codes)], split, bootstrap=0, device=device).metrics
 
 

@@ -18,7 +18,7 @@ from quintet.models import MODELS
 from quintet.protocols import Matcher, module_of
 from quintet.runs.checkpoint import load_tensors, load_weights
 from quintet.runs.devices import pick_device
-from quintet.runs.run import open_run
+from quintet.runs.run import load
 from quintet.runs.run_folder import locate, read_head, shipped_runs
 from quintet.runs.writing import finish_run, start_run
 from quintet.training.build import (
@@ -82,7 +82,7 @@ def stage_negatives(
 ) -> NegativeLists:
     """Open the lists in `folder`, or mine them first. A mining job that was killed is resumed."""
     own = recipe.source in stages
-    miner = open_run(out, stage=recipe.source, device=device) if own else open_run(recipe.source, device=device)
+    miner = load(out, stage=recipe.source, device=device) if own else load(recipe.source, device=device)
     counts = f"{len(data.train.images)} images and {len(data.train.texts)} texts"
     display.info(f"hard negatives of {counts}, mined with {miner.name}")
     lists = mine(miner, data.corpus, split=data.train, out=folder / "negatives", **recipe.mining())
