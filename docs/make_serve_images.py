@@ -20,8 +20,8 @@ from playwright.sync_api import expect, sync_playwright
 
 from quintet.search.searcher import Searcher
 from quintet.serve.app import create_app
-from quintet.serve.run import address, listen, make_server
-from quintet.serve.searchers import Searchers
+from quintet.serve.server import address, listen, make_server
+from quintet.serve.service import Searchers
 from quintet.serve.settings import Settings
 
 IMAGES = Path(__file__).parent / "images"

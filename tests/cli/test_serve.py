@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from quintet.cli import main
 from quintet.errors import QuintetError
 from quintet.search import marker
-from quintet.serve import run as serve_run
+from quintet.serve import server as serve_run
 from quintet.serve.settings import Settings
 
 runner = CliRunner()

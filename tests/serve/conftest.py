@@ -23,8 +23,8 @@ from quintet.data.scenes.scene import family, generator
 from quintet.search.errors import EmptyQuery, MissingImage, QueryTooLong, UnknownItem, UnknownWords
 from quintet.search.items import Hit, Item
 from quintet.serve.app import create_app
-from quintet.serve.run import listen, make_server
-from quintet.serve.searchers import Searchers
+from quintet.serve.server import listen, make_server
+from quintet.serve.service import Searchers
 from quintet.serve.settings import Settings
 
 SCENES = 30

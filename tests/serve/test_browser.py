@@ -87,7 +87,7 @@ def test_a_text_fills_the_grid_as_it_is_scrolled(open_page: Callable[..., Opened
             ["red thing"],
         )
     it = open_page(viewport={"width": 900, "height": 600})
-    expect(it.page.get_by_text("30 images and 30 texts")).to_be_visible()
+    expect(it.page.get_by_text("30 photos and 30 texts")).to_be_visible()
     it.search("red circle")
     expect(it.page.get_by_role("status").first).to_contain_text("“red circle”: the best")
     first = it.cards().count()
@@ -96,7 +96,7 @@ def test_a_text_fills_the_grid_as_it_is_scrolled(open_page: Callable[..., Opened
         it.page.mouse.wheel(0, 20_000)
         it.page.wait_for_timeout(50)
     expect(it.page.get_by_role("button", name="Show more")).to_be_hidden()
-    expect(it.page.get_by_role("status").first).to_contain_text("130 images")
+    expect(it.page.get_by_role("status").first).to_contain_text("130 photos")
     ranks = it.page.locator(".card b").all_inner_texts()
     assert ranks == [str(rank) for rank in range(1, 131)]
     assert it.page.locator(".card img").first.evaluate("image => image.complete && image.naturalWidth") == 96
@@ -105,7 +105,7 @@ def test_a_text_fills_the_grid_as_it_is_scrolled(open_page: Callable[..., Opened
 def test_the_keyboard_is_enough(open_page: Callable[..., Opened]) -> None:
     it = open_page(viewport={"width": 1000, "height": 700})
     keys = it.page.keyboard
-    expect(it.page.get_by_text("30 images")).to_be_visible()
+    expect(it.page.get_by_text("30 photos")).to_be_visible()
     it.page.get_by_role("searchbox").blur()
     keys.press("/")
     assert it.focused() == "Describe an image"
@@ -155,7 +155,7 @@ def test_an_explanation_shows_words_and_where_they_look(open_page: Callable[...,
     ]
     boxes = searcher.boxes[item["id"]]
     assert dialog.locator("rect.edge").count() == len(boxes)
-    frame, shown = dialog.locator("#detail-picture").bounding_box(), dialog.locator("rect.edge").first.bounding_box()
+    frame, shown = dialog.locator("#detail-photo").bounding_box(), dialog.locator("rect.edge").first.bounding_box()
     left, top, right, bottom = boxes[0]
     assert shown["x"] == pytest.approx(frame["x"] + left * frame["width"], abs=2)
     assert shown["y"] == pytest.approx(frame["y"] + top * frame["height"], abs=2)
@@ -192,10 +192,10 @@ def test_words_whose_tokens_differ_are_matched_with_their_tokens(
 @pytest.mark.parametrize("way", ["file", "drop", "paste"])
 def test_a_image_can_be_chosen_dropped_or_pasted(open_page: Callable[..., Opened], searcher: Any, way: str) -> None:
     it = open_page()
-    expect(it.page.get_by_text("30 images")).to_be_visible()
+    expect(it.page.get_by_text("30 photos")).to_be_visible()
     path = searcher.image_path("p0")
     if way == "file":
-        it.page.get_by_label("Search by an image file").set_input_files(path)
+        it.page.get_by_label("Search by a photo file").set_input_files(path)
     else:
         data = base64.b64encode(path.read_bytes()).decode()
         carried = it.page.evaluate_handle(
@@ -209,14 +209,14 @@ def test_a_image_can_be_chosen_dropped_or_pasted(open_page: Callable[..., Opened
         )
         if way == "drop":
             it.page.dispatch_event("main", "dragenter", {"dataTransfer": carried})
-            expect(it.page.get_by_text("Drop an image to search by it")).to_be_visible()
+            expect(it.page.get_by_text("Drop a photo to search by it")).to_be_visible()
             it.page.dispatch_event("main", "drop", {"dataTransfer": carried})
-            expect(it.page.get_by_text("Drop an image to search by it")).to_be_hidden()
+            expect(it.page.get_by_text("Drop a photo to search by it")).to_be_hidden()
         else:
             it.page.evaluate(
                 "carried => document.dispatchEvent(new ClipboardEvent('paste', {clipboardData: carried}))", carried
             )
-    expect(it.page.get_by_role("status").first).to_contain_text("Like scene-00.png: 30 images")
+    expect(it.page.get_by_role("status").first).to_contain_text("Like scene-00.png: 30 photos")
     expect(it.page.locator("#chip img")).to_be_visible()
     assert it.page.locator("#chip img").evaluate("image => image.naturalWidth") == 96
     it.cards().first.click()
@@ -242,16 +242,16 @@ def test_more_like_this_and_back(open_page: Callable[..., Opened]) -> None:
     expect(it.page.get_by_role("status").first).to_contain_text("“red circle”")
     assert it.page.get_by_role("searchbox").input_value() == "red circle"
     it.page.go_back()
-    expect(it.page.get_by_text("Say what is in the image")).to_be_visible()
+    expect(it.page.get_by_text("Say what is in the photo")).to_be_visible()
 
 
 def test_texts_and_filters(open_page: Callable[..., Opened]) -> None:
     it = open_page()
     it.search("red circle")
     expect(it.cards()).to_have_count(30)
-    it.page.get_by_text("Sentences", exact=True).click()
+    it.page.get_by_text("Texts", exact=True).click()
     expect(it.page.get_by_role("status").first).to_contain_text("30 texts")
-    it.page.get_by_text("Pictures", exact=True).click()
+    it.page.get_by_text("Photos", exact=True).click()
     it.page.get_by_text("Filter", exact=True).click()
     it.page.get_by_label("Filter results").fill('path~"*-0?.png"')
     it.page.keyboard.press("Enter")
@@ -269,10 +269,10 @@ def test_troubles_are_told_and_can_be_mended(open_page: Callable[..., Opened], s
     trouble = it.page.get_by_role("alert").first
     it.search("xyzzy plugh")
     expect(trouble).to_contain_text("None of these words is known")
-    it.page.get_by_label("Search by an image file").set_input_files(
+    it.page.get_by_label("Search by a photo file").set_input_files(
         {"name": "a.png", "mimeType": "image/png", "buffer": b"no image"}
     )
-    expect(trouble).to_contain_text("not an image that can be read")
+    expect(trouble).to_contain_text("not a photo that can be read")
     searcher.image_path("p5").unlink()
     it.search("red")
     expect(it.page.get_by_text(re.compile("file is gone"))).to_be_visible()
@@ -291,8 +291,8 @@ def test_troubles_are_told_and_can_be_mended(open_page: Callable[..., Opened], s
 
 def test_a_file_above_the_limit_is_not_even_sent(open_page: Callable[..., Opened], make_app: Any) -> None:
     it = open_page(app=make_app(max_upload_bytes=1000))
-    expect(it.page.get_by_text("30 images")).to_be_visible()
-    it.page.get_by_label("Search by an image file").set_input_files(
+    expect(it.page.get_by_text("30 photos")).to_be_visible()
+    it.page.get_by_label("Search by a photo file").set_input_files(
         {"name": "a.png", "mimeType": "image/png", "buffer": b"x" * 1001}
     )
     expect(it.page.get_by_role("alert").first).to_contain_text("too large")
@@ -383,7 +383,7 @@ def test_both_colour_schemes_can_be_read(open_page: Callable[..., Opened], schem
 def test_still_for_those_who_want_no_motion(open_page: Callable[..., Opened], searcher: Any) -> None:
     for motion, expected in (("reduce", "none"), ("no-preference", "breathe")):
         it = open_page(reduced_motion=motion)
-        expect(it.page.get_by_text("30 images")).to_be_visible()
+        expect(it.page.get_by_text("30 photos")).to_be_visible()
         searcher.gate.clear()
         it.search("red")
         blank = it.page.locator(".blank").first

@@ -30,8 +30,8 @@ from quintet.runs.writing import write_run
 from quintet.search.indexing import build_index
 from quintet.search.searcher import Searcher
 from quintet.serve.app import create_app
-from quintet.serve.run import serve_index
-from quintet.serve.searchers import IndexWatcher
+from quintet.serve.server import serve_index
+from quintet.serve.service import IndexWatcher
 from quintet.serve.settings import Settings
 
 
@@ -116,7 +116,7 @@ def test_what_cannot_be_reranked_is_told_at_the_start(
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)  # it would stay so for all tests
     build_index(made / "vse", [images], tmp_path / "plain", device="cpu", workers=1)
     settings = Settings(port=0, cache=tmp_path / "cache", rerank=10)
-    with pytest.raises(QuintetError, match="nothing to re-rank with"):
+    with pytest.raises(QuintetError, match="re-rank"):
         serve_index(tmp_path / "plain", settings, device="cpu", ready=lambda _: pytest.fail("it serves"))
 
 

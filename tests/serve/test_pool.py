@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from quintet.serve.pool import BusyError, TooSlowError, WorkPool
+from quintet.serve.service import BusyError, TooSlowError, WorkPool
 
 
 def test_results_and_errors_come_back() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from quintet.files import write_json
 from quintet.search.errors import StaleIndex
-from quintet.serve.searchers import IndexWatcher, Searchers
+from quintet.serve.service import IndexWatcher, Searchers
 
 
 class Stub:

@@ -9,8 +9,8 @@ from fastapi import FastAPI
 
 from quintet.errors import ImageError
 from quintet.search.items import Hit
-from quintet.serve.pool import BusyError
 from quintet.serve.schemas import Window
+from quintet.serve.service import BusyError
 
 
 @pytest.fixture
@@ -56,8 +56,8 @@ def test_images_are_reranked_for_texts_and_texts_for_images_only(
 
     assert reranked(service.search_text, "red", "image") == 50
     assert reranked(service.search_text, "red", "text") is None
-    assert reranked(service.search_picture, image(), "text") == 50
-    assert reranked(service.search_picture, image(), "image") is None
+    assert reranked(service.search_image, image(), "text") == 50
+    assert reranked(service.search_image, image(), "image") is None
 
 
 def test_many_large_uploads_at_once_are_told_to_come_back(make_app: Callable[..., FastAPI]) -> None:
@@ -70,15 +70,15 @@ def test_many_large_uploads_at_once_are_told_to_come_back(make_app: Callable[...
             yield b"x" * 400
             await last.wait()
 
-        slow = [asyncio.create_task(service.search_picture(pieces(), Window())) for _ in range(2)]
+        slow = [asyncio.create_task(service.search_image(pieces(), Window())) for _ in range(2)]
         await asyncio.sleep(0)
         with pytest.raises(BusyError):
-            await service.search_picture(pieces(), Window())
+            await service.search_image(pieces(), Window())
         last.set()
         for task in slow:
             with pytest.raises(ImageError):  # read to the end, and no image
                 await task
         with pytest.raises(ImageError):  # their bytes are free again
-            await service.search_picture(pieces(), Window())
+            await service.search_image(pieces(), Window())
 
     asyncio.run(use())

@@ -106,7 +106,7 @@ def serve_command(
     read_marker(index)  # report what is not an index before the slow imports below
 
     try:
-        from quintet.serve.run import serve_index
+        from quintet.serve.server import serve_index
     except ModuleNotFoundError as error:
         if error.name not in ("fastapi", "starlette", "uvicorn"):
             raise

@@ -1,34 +1,37 @@
-"""The application: routes, page and guards around a searcher."""
+"""The ASGI application: the API, the search page, and the guards around them."""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from importlib.resources import files
 
-from fastapi import FastAPI
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from fastapi import APIRouter, FastAPI, Request, Response
+from starlette.exceptions import HTTPException
 
 import quintet
-from quintet.serve.body_limit import BodyLimit
-from quintet.serve.guard import Guard
-from quintet.serve.metrics import Metrics
-from quintet.serve.page import page_routes
-from quintet.serve.problems import install
+from quintet.serve.guard import BodyLimit, Guard, install
+from quintet.serve.prometheus import Measure
 from quintet.serve.routes import IMAGE_ROUTE, router
-from quintet.serve.searchers import IndexWatcher, Searchers
-from quintet.serve.service import Service
+from quintet.serve.service import IndexWatcher, Searchers, Service
 from quintet.serve.settings import Settings
 
 LOG = logging.getLogger("quintet.serve")
+TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
 
 
 def create_app(source: Searchers | IndexWatcher, settings: Settings) -> FastAPI:
-    """An ASGI application that answers from one searcher, or from an index that is watched for newer builds.
+    """An ASGI application that serves one searcher, or an index that is watched for newer builds.
 
-    It owns the searchers from here on and closes them when it ends.
+    It owns the searchers and closes them at shutdown.
     """
     service = Service(source, settings)
 
@@ -48,20 +51,20 @@ def create_app(source: Searchers | IndexWatcher, settings: Settings) -> FastAPI:
     app = FastAPI(
         title="Quintet",
         version=quintet.__version__,
-        description="Search images by a text or by an image.",
+        description="Search photos by text or by image.",
         lifespan=lifespan,
-        docs_url=None,  # FastAPI's pages load their code from elsewhere
+        docs_url=None,  # FastAPI's documentation pages load scripts from other sites
         redoc_url=None,
     )
     app.state.service = service
     install(app)
     app.include_router(router)
     app.include_router(page_routes())
-    # The one added last is met first.
+    # The middleware added last runs first.
     limits = {IMAGE_ROUTE: settings.max_upload_bytes}
     app.add_middleware(BodyLimit, default=settings.max_body_bytes, limits=limits)
     app.add_middleware(Guard, token=settings.token)
-    app.add_middleware(_Measure, metrics=service.metrics)
+    app.add_middleware(Measure, metrics=service.metrics)
     return app
 
 
@@ -70,30 +73,34 @@ def _report_end(watching: asyncio.Task[None]) -> None:
         LOG.error("the index is no longer watched", exc_info=watching.exception())
 
 
-class _Measure:
-    """ASGI middleware: counts and times every request under its route's name."""
+def page_routes() -> APIRouter:
+    """`/` and `/static/NAME`. The files are read once: no path from a request is ever opened."""
+    router = APIRouter(include_in_schema=False)
+    folder = files("quintet.serve") / "static"
+    contents = {entry.name: entry.read_bytes() for entry in folder.iterdir() if _suffix(entry.name) in TYPES}
+    tags = {name: f'"{hashlib.sha256(data).hexdigest()[:16]}"' for name, data in contents.items()}
 
-    def __init__(self, app: ASGIApp, *, metrics: Metrics) -> None:
-        self._app = app
-        self._metrics = metrics
+    @router.get("/")
+    async def page(request: Request) -> Response:
+        return answer("index.html", request)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        status = 500
-        began = time.perf_counter()
+    @router.get("/static/{name}")
+    async def static(name: str, request: Request) -> Response:
+        if name not in contents:
+            raise HTTPException(404, "there is no such file")
+        return answer(name, request)
 
-        async def seen(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            await send(message)
+    def answer(name: str, request: Request) -> Response:
+        headers = {
+            "ETag": tags[name],
+            "Cache-Control": "no-cache",
+        }  # browsers revalidate each time
+        if tags[name] in request.headers.get("if-none-match", ""):
+            return Response(status_code=304, headers=headers)
+        return Response(contents[name], headers=headers, media_type=TYPES[_suffix(name)])
 
-        self._metrics.began()
-        try:
-            await self._app(scope, receive, seen)
-        finally:
-            self._metrics.ended()
-            route = getattr(scope.get("route"), "path", "none")
-            self._metrics.request(scope["method"], route, status, time.perf_counter() - began)
+    return router
+
+
+def _suffix(name: str) -> str:
+    return name[name.rfind(".") :]

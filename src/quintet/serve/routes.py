@@ -1,4 +1,4 @@
-"""The API: what can be asked."""
+"""The routes of the HTTP API."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from starlette.responses import StreamingResponse
 
 from quintet.search.errors import MissingImage
-from quintet.serve import metrics
-from quintet.serve.guard import COOKIE, same, session_value
-from quintet.serve.problems import documented, problem
+from quintet.serve import prometheus as metrics
+from quintet.serve.guard import COOKIE, documented, problem, same, session_value
 from quintet.serve.schemas import (
     ExplainQuery,
     ExplanationAnswer,
@@ -28,7 +27,7 @@ from quintet.serve.schemas import (
 from quintet.serve.service import Service
 
 IMAGE_ROUTE = "/api/search/picture"
-KEEP = "private, max-age=86400"  # an item's id comes from its content, so what it looks like does not change
+KEEP = "private, max-age=86400"  # an id is made of the content, so the image of an id never changes
 MEDIA_TYPES = {
     ".jpg": "image/jpeg",
     ".jpeg": "image/jpeg",
@@ -43,7 +42,7 @@ MEDIA_TYPES = {
 UPLOAD = {
     "requestBody": {
         "required": True,
-        "description": "The bytes of an image file, without a form around them.",
+        "description": "The bytes of an image file, not a form.",
         "content": {"image/*": {"schema": {"type": "string", "format": "binary"}}},
     }
 }
@@ -62,32 +61,32 @@ router = APIRouter()
 
 
 @router.post("/api/search", responses=documented(400, 413, 422))
-async def search(question: TextQuery, service: Asked) -> Results:
-    """Look for the images, or the texts, that a text matches best."""
-    return await service.search_text(question.query, question)
+async def search(query: TextQuery, service: Asked) -> Results:
+    """Search for the images, or the texts, that match a text best."""
+    return await service.search_text(query.query, query)
 
 
 @router.post(IMAGE_ROUTE, responses=documented(400, 413, 422), openapi_extra=UPLOAD)
 async def search_by_image(window: Annotated[Window, Query()], request: Request, service: Asked) -> Results:
-    """Look for the images, or the texts, that an uploaded image matches best."""
-    return await service.search_picture(request.stream(), window)
+    """Search for the images, or the texts, that match an uploaded image best."""
+    return await service.search_image(request.stream(), window)
 
 
 @router.get("/api/similar", responses=documented(404, 422))
-async def similar(question: Annotated[SimilarQuery, Query()], service: Asked) -> Results:
-    """Look for what is most like an item of the index."""
-    return await service.similar(question.id, question)
+async def similar(query: Annotated[SimilarQuery, Query()], service: Asked) -> Results:
+    """Search for the items that are most similar to an item of the index."""
+    return await service.similar(query.id, query)
 
 
 @router.post("/api/explain", responses=documented(400, 404, 413, 422))
-async def explain(question: ExplainQuery, service: Asked) -> ExplanationAnswer:
-    """The words of a text that mattered for an item, and, for some matchers, where each of them looked."""
-    return ExplanationAnswer.of(await service.search(lambda searcher: searcher.explain(question.query, question.id)))
+async def explain(query: ExplainQuery, service: Asked) -> ExplanationAnswer:
+    """The weight of each word of a text for an item and, for some matchers, the image regions it attends to."""
+    return ExplanationAnswer.of(await service.search(lambda searcher: searcher.explain(query.query, query.id)))
 
 
 @router.get("/api/item", responses=documented(404, 422))
 async def item(id: ItemId, service: Asked) -> ItemAnswer:
-    """What is known of an item."""
+    """Metadata of an item."""
     return ItemAnswer.of(await service.look_up(lambda searcher: searcher.item(id)))
 
 
@@ -95,10 +94,10 @@ async def item(id: ItemId, service: Asked) -> ItemAnswer:
     "/api/thumbnail",
     response_class=Response,
     responses=documented(404, 410, 422)
-    | {200: {"content": {"image/jpeg": BYTES, "image/png": BYTES}}, 304: {"description": "The same as before."}},
+    | {200: {"content": {"image/jpeg": BYTES, "image/png": BYTES}}, 304: {"description": "Not modified."}},
 )
 async def thumbnail(id: ItemId, request: Request, service: Asked, size: ThumbnailSize = ThumbnailSize(320)) -> Response:
-    """A small copy of an image, upright, its longer side at most `size` pixels."""
+    """A thumbnail of an image, upright, its longer side at most `size` pixels."""
     small = await service.thumbnail(id, size)
     headers = {"ETag": f'"{small.tag}"', "Cache-Control": KEEP}
     if headers["ETag"] in request.headers.get("if-none-match", ""):
@@ -112,12 +111,12 @@ async def thumbnail(id: ItemId, request: Request, service: Asked, size: Thumbnai
     responses=documented(404, 410, 422) | {200: {"content": {"image/*": BYTES}}},
 )
 async def image_path(id: ItemId, service: Asked) -> Response:
-    """An image's file as it is."""
+    """The unchanged image file."""
     path = await service.image_path(id)
     try:
         file = path.open("rb")
     except OSError as error:
-        raise MissingImage(f"{path.name} cannot be read any more ({error.strerror})") from None
+        raise MissingImage(f"{path.name} cannot be read ({error.strerror})") from None
     size = file.seek(0, 2)
     headers = {"Content-Length": str(size), "Cache-Control": KEEP}
     media_type = MEDIA_TYPES.get(path.suffix.lower(), "application/octet-stream")
@@ -126,14 +125,14 @@ async def image_path(id: ItemId, service: Asked) -> Response:
 
 @router.get("/api/index", responses=documented())
 async def index(service: Asked) -> IndexAnswer:
-    """What is being searched, and within which limits."""
+    """Facts about the index in use, and the limits of the server."""
     facts = await service.look_up(lambda searcher: searcher.describe())
     return IndexAnswer(index=facts, index_error=service.index_error, max_upload_bytes=service.settings.max_upload_bytes)
 
 
 @router.post("/api/session", status_code=204, response_class=Response, responses=documented(400, 413, 422))
 async def begin_session(session: Session, request: Request, service: Asked) -> Response:
-    """Exchange the token for a cookie, with which the page can show images."""
+    """Exchange the token for a cookie, so that the page can show images."""
     token = service.settings.token
     if token is None or not same(session.token, token):
         return problem(401, "token_needed", "this is not the server's token")
@@ -153,12 +152,12 @@ async def health(service: Asked) -> Health:
     "/metrics", response_class=Response, responses=documented() | {200: {"content": {"text/plain": {"schema": {}}}}}
 )
 async def prometheus(service: Asked) -> Response:
-    """Counts and times in the text form of Prometheus."""
+    """Metrics in the text format of Prometheus."""
     return Response(service.metrics.text(), media_type=metrics.MEDIA_TYPE)
 
 
 def _chunks(file: IO[bytes], size: int) -> Iterator[bytes]:
-    """Exactly as many bytes as were announced, even if the file grows meanwhile."""
+    """Exactly `size` bytes, even if the file grows meanwhile."""
     with file:
         file.seek(0)
         while size and (chunk := file.read(min(size, 2**16))):

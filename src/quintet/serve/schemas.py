@@ -1,4 +1,4 @@
-"""The shapes of questions and answers; the OpenAPI document is made of them."""
+"""The schemas of requests and responses; the OpenAPI document is made of them."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from quintet.search.items import Hit, Item, Kind
 from quintet.search.stores.where import Scalar
 from quintet.serve.thumbnails import SIZES
 
-LONGEST_LIST, LAST_OFFSET = 100, 900  # results in one answer; how far down the list the last answer begins
+LONGEST_LIST, LAST_OFFSET = 100, 900  # results per response; largest offset
 ThumbnailSize = IntEnum("ThumbnailSize", {f"of_{size}": size for size in SIZES})  # type: ignore[misc]
 ItemId = Field(description="An item's id, as a search gives it.", max_length=4096)
 
 
 class Window(BaseModel):
-    """Which results of how many, and of what."""
+    """Which results to return."""
 
     model_config = ConfigDict(extra="forbid")
 
-    kind: Kind = Field("image", description="What to look for: images or texts.")
+    kind: Kind = Field("image", description="What to search for: images or texts.")
     limit: int = Field(40, ge=1, le=LONGEST_LIST, description="How many results.")
-    offset: int = Field(0, ge=0, le=LAST_OFFSET, description="How many better results to leave out.")
+    offset: int = Field(0, ge=0, le=LAST_OFFSET, description="Results to skip.")
     where: str | None = Field(
         None,
         max_length=1000,
@@ -78,7 +78,7 @@ class Results(BaseModel):
 
     @classmethod
     def of(cls, hits: list[Hit], window: Window, seconds: float) -> Results:
-        """The window of a list that was asked to have one hit more than the window needs."""
+        """The window of a list that has one hit more than the window needs, if there are so many."""
         end = window.offset + window.limit
         shown = [HitAnswer(item=ItemAnswer.of(hit.item), score=hit.score) for hit in hits[window.offset : end]]
         return cls(hits=shown, more=len(hits) > end and end <= LAST_OFFSET, seconds=round(seconds, 4))
@@ -86,7 +86,7 @@ class Results(BaseModel):
 
 class Word(BaseModel):
     word: str
-    weight: float = Field(description="How much the score falls without it.")
+    weight: float = Field(description="How much the score drops without the word.")
 
 
 Box = tuple[float, float, float, float]
@@ -94,14 +94,14 @@ Box = tuple[float, float, float, float]
 
 class Regions(BaseModel):
     word: str
-    boxes: list[Box] = Field(description="Left, top, right, bottom as parts of width and height.")
-    weights: list[float] = Field(description="How much the word looks at each box.")
+    boxes: list[Box] = Field(description="Left, top, right, bottom as fractions of width and height.")
+    weights: list[float] = Field(description="Attention of the word to each box.")
 
 
 class ExplanationAnswer(BaseModel):
     score: float
     words: list[Word]
-    regions: list[Regions] | None = Field(description="Where each word looks, if the matcher can tell.")
+    regions: list[Regions] | None = Field(description="Attention of each word to image regions, if the matcher has it.")
 
     @classmethod
     def of(cls, explanation: Explanation) -> ExplanationAnswer:
@@ -116,12 +116,14 @@ class ExplanationAnswer(BaseModel):
 
 
 class IndexAnswer(BaseModel):
-    """What is being searched, and within which limits."""
+    """Facts about the index in use, and the limits of the server."""
 
     index: dict[str, object] = Field(description="Facts about the index: matcher, counts, store, generation.")
-    index_error: str | None = Field(description="Why a newer index is not being served yet.")
+    index_error: str | None = Field(description="Why a newer index is not in use yet.")
     max_upload_bytes: int
 
 
 class Health(BaseModel):
-    status: Literal["ok", "degraded"] = Field(description="`degraded`: answers, but from an older index than there is.")
+    status: Literal["ok", "degraded"] = Field(
+        description="`degraded`: a newer index cannot be opened, the older one is in use."
+    )

@@ -1,28 +1,184 @@
-"""What the routes share: the searchers, the threads that do the work, the small copies, the counts."""
+"""What answers requests: the current searcher, exchanged for a newer index while it is in use, in pools of threads."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from quintet.data.images import open_image
+from quintet.errors import QuintetError
 from quintet.search.items import Hit
 from quintet.search.searcher import Searcher
 from quintet.search.stores.where import Where, parse_where
-from quintet.serve.metrics import Metrics
-from quintet.serve.pool import BusyError, WorkPool
+from quintet.serve.prometheus import Metrics
 from quintet.serve.schemas import Results, Window
-from quintet.serve.searchers import IndexWatcher, Searchers
 from quintet.serve.settings import Settings
 from quintet.serve.thumbnails import Thumbnail, Thumbnails
 
 T = TypeVar("T")
+LOG = logging.getLogger("quintet.serve")
+LONGEST_PAUSE_S = 60.0
+
+
+@dataclass(slots=True)
+class _Lent:
+    searcher: Searcher
+    users: int = 0
+    retired: bool = False
+
+
+class Searchers:
+    """Lends the current searcher. A replaced one is closed when its last user is done."""
+
+    def __init__(self, first: Searcher) -> None:
+        self._lock = threading.Lock()
+        self._current = _Lent(first)
+        self.swaps = 0
+
+    @contextmanager
+    def lend(self) -> Iterator[Searcher]:
+        with self._lock:
+            lent = self._current
+            lent.users += 1
+        try:
+            yield lent.searcher
+        finally:
+            with self._lock:
+                lent.users -= 1
+                last = lent.retired and lent.users == 0
+            if last:
+                lent.searcher.close()
+
+    def swap(self, newer: Searcher) -> None:
+        """Lend `newer` from now on."""
+        with self._lock:
+            older, self._current = self._current, _Lent(newer)
+            self.swaps += 1
+        self._retire(older)
+
+    def close(self) -> None:
+        """Close the current searcher when its last user is done. A searcher that is lent later is closed."""
+        self._retire(self._current)
+
+    def _retire(self, lent: _Lent) -> None:
+        with self._lock:
+            last = not lent.retired and lent.users == 0
+            lent.retired = True
+        if last:
+            lent.searcher.close()
+
+
+class IndexWatcher:
+    """Polls `index.json`, which a build replaces last, and opens the index again when it was replaced.
+
+    The old searcher answers until the new one is open. If the new index cannot be opened (another version, a store that
+    does not answer), the old one stays in use, `error` says why, and opening is retried with longer pauses.
+    """
+
+    def __init__(self, index: Path, reopen: Callable[[], Searcher], interval_s: float = 1.0) -> None:
+        self.error: str | None = None
+        self._manifest = index / "index.json"
+        self._reopen = reopen
+        self._interval_s = interval_s
+        self._seen = self._stamp()
+        self.searchers = Searchers(reopen())
+
+    async def run(self) -> None:
+        """Watch until cancelled."""
+        pause = self._interval_s
+        while True:
+            await asyncio.sleep(pause)
+            await asyncio.to_thread(self.look)
+            pause = self._interval_s if self.error is None else min(2 * pause, LONGEST_PAUSE_S)
+
+    def look(self) -> bool:
+        """Replace the searcher if there is a newer index. Returns whether it was replaced."""
+        stamp = self._stamp()
+        if stamp is None or stamp == self._seen:
+            return False
+        try:
+            newer = self._reopen()
+        except (QuintetError, OSError) as error:
+            self.error = str(error)
+            LOG.warning("the new index cannot be opened, the old one stays in use: %s", error)
+            return False
+        self.error = None
+        self._seen = stamp
+        self.searchers.swap(newer)
+        LOG.info("now serving generation %s", newer.describe().get("generation"))
+        return True
+
+    def _stamp(self) -> tuple[int, int, int] | None:
+        """Identifies a version of the file. Read before opening, so that a change during opening is seen next time."""
+        try:
+            facts = self._manifest.stat()
+        except OSError:
+            return None  # the folder is being moved or built from scratch: the old index stays in use
+        return facts.st_ino, facts.st_mtime_ns, facts.st_size
+
+
+class BusyError(QuintetError):
+    """The queue is full. The same request may succeed a moment later."""
+
+
+class TooSlowError(QuintetError):
+    """The work took longer than the time limit."""
+
+
+class WorkPool:
+    """Runs at most `threads` tasks at a time, with at most `queue` waiting; a further one raises `BusyError`."""
+
+    def __init__(self, name: str, threads: int, queue: int, timeout_s: float) -> None:
+        self.name = name
+        self._limit = threads + queue
+        self._timeout_s = timeout_s
+        self._pending = 0  # waiting or running
+        self._lock = threading.Lock()
+        self._executor = ThreadPoolExecutor(threads, thread_name_prefix=f"quintet-{name}")
+
+    @property
+    def pending(self) -> int:
+        return self._pending
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """The result of the task, or its error; `TooSlowError` if neither came in time.
+
+        A running task that timed out counts as pending until it ends: a thread cannot be stopped, and a store that
+        hangs should fill this queue rather than the memory. A task that had not started is dropped.
+        """
+        with self._lock:
+            if self._pending >= self._limit:
+                raise BusyError(f"{self._pending} requests are waiting; try again in a moment")
+            self._pending += 1
+        future = self._executor.submit(work)
+        future.add_done_callback(self._done)
+        try:
+            return await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(future)), self._timeout_s)
+        except TimeoutError:
+            if future.done():
+                return future.result()  # it ended at this moment, or the task itself raised TimeoutError
+            future.cancel()
+            raise TooSlowError(f"no answer within {self._timeout_s:g} s; try again later") from None
+
+    def _done(self, future: Future[T]) -> None:
+        with self._lock:
+            self._pending -= 1
+
+    def close(self) -> None:
+        """Wait for running tasks and drop waiting ones."""
+        self._executor.shutdown(wait=True, cancel_futures=True)
 
 
 class Service:
-    """Everything that asks the searcher runs in a thread of a pool, which borrows the searcher while it does."""
+    """Runs every request to the searcher in a thread of a pool, which borrows the searcher for that time."""
 
     def __init__(self, source: Searchers | IndexWatcher, settings: Settings) -> None:
         self.settings = settings
@@ -31,48 +187,48 @@ class Service:
         self.thumbnails = Thumbnails(settings.cache, settings.cache_bytes, settings.max_pixels)
         self._searchers = source.searchers if isinstance(source, IndexWatcher) else source
         self._searches = WorkPool("search", settings.search_threads, settings.search_queue, settings.timeout_s)
-        self._images = WorkPool("picture", settings.image_threads, settings.image_queue, settings.timeout_s)
+        self._images = WorkPool("image", settings.image_threads, settings.image_queue, settings.timeout_s)
         self._uploading = 0  # bytes
         self._count()
 
     @property
     def index_error(self) -> str | None:
-        """Why a newer index is not being served."""
+        """Why a newer index is not served, or None."""
         return self.watcher.error if self.watcher else None
 
     async def search_text(self, query: str, window: Window) -> Results:
         rerank = self.settings.rerank if window.kind == "image" else None
-        return await self._list(window, lambda searcher, **wish: searcher.search_text([query], **wish)[0], rerank)
+        return await self._list(window, lambda searcher, **options: searcher.search_text([query], **options)[0], rerank)
 
-    async def search_picture(self, chunks: AsyncIterator[bytes], window: Window) -> Results:
-        """The image comes in pieces, so that many large ones at a time are refused before they fill the memory."""
+    async def search_image(self, chunks: AsyncIterator[bytes], window: Window) -> Results:
+        """`chunks` are read one by one, so that too many large uploads are refused before they fill the memory."""
         data = bytearray()
         try:
             async for chunk in chunks:
                 data += chunk
                 self._uploading += len(chunk)
                 if self._uploading > self.settings.max_uploads_bytes:
-                    raise BusyError("too many images are being sent at once; send yours again in a moment")
+                    raise BusyError("too many photos are being sent at once; try again in a moment")
             return await self._like(bytes(data), window)
         finally:
             self._uploading -= len(data)
 
     async def _like(self, data: bytes, window: Window) -> Results:
-        def search(searcher: Searcher, **wish: Any) -> list[Hit]:
-            image = open_image(data, max_pixels=self.settings.max_pixels, name="the uploaded file")
-            return searcher.search_image([image], **wish)[0]
+        def search(searcher: Searcher, **options: Any) -> list[Hit]:
+            image = open_image(data, max_pixels=self.settings.max_pixels, name="the uploaded photo")
+            return searcher.search_image([image], **options)[0]
 
         return await self._list(window, search, self.settings.rerank if window.kind == "text" else None)
 
     async def similar(self, item_id: str, window: Window) -> Results:
-        return await self._list(window, lambda searcher, **wish: searcher.similar(item_id, **wish))
+        return await self._list(window, lambda searcher, **options: searcher.similar(item_id, **options))
 
     async def search(self, work: Callable[[Searcher], T]) -> T:
-        """Work that computes."""
+        """Run a task that computes."""
         return await self._searches.run(lambda: self._borrowed(work))
 
     async def look_up(self, work: Callable[[Searcher], T]) -> T:
-        """Work that reads files; it does not wait for searches."""
+        """Run a task that reads files; it does not wait for searches."""
         return await self._images.run(lambda: self._borrowed(work))
 
     async def thumbnail(self, item_id: str, size: int) -> Thumbnail:
@@ -88,18 +244,18 @@ class Service:
 
     async def _list(self, window: Window, search: Callable[..., list[Hit]], rerank: int | None = None) -> Results:
         where: Where | None = parse_where(window.where) if window.where and window.where.strip() else None
-        depth = window.offset + window.limit + 1  # one more tells whether there are more
+        depth = window.offset + window.limit + 1  # one more than shown: tells whether there are more
 
         def hits(searcher: Searcher) -> list[Hit]:
-            wish = {"kind": window.kind, "where": where}
+            options = {"kind": window.kind, "where": where}
             if rerank is None:
-                return search(searcher, k=depth, **wish)
-            best = search(searcher, k=min(depth, rerank), rerank=rerank, **wish)
+                return search(searcher, k=depth, **options)
+            best = search(searcher, k=min(depth, rerank), rerank=rerank, **options)
             if depth <= rerank:
                 return best
-            # The same first `rerank` for every window, then the first stage's order: windows side by side fit.
+            # The first `rerank` hits are the same for every window, so that windows do not overlap.
             known = {hit.item.id for hit in best}
-            return best + [hit for hit in search(searcher, k=depth, **wish) if hit.item.id not in known]
+            return best + [hit for hit in search(searcher, k=depth, **options) if hit.item.id not in known]
 
         began = time.perf_counter()
         found = await self.search(hits)
@@ -114,11 +270,13 @@ class Service:
 
     def _count(self) -> None:
         add, kept = self.metrics.value, self.thumbnails
-        add("quintet_searches_pending", "gauge", "Searches that wait or run.", lambda: self._searches.pending)
-        add("quintet_index_generation", "gauge", "Which build of the index is served.", self._generation)
-        add("quintet_index_swaps_total", "counter", "Newer indexes put in service.", lambda: self._searchers.swaps)
+        add("quintet_searches_pending", "gauge", "Searches waiting or running.", lambda: self._searches.pending)
+        add("quintet_index_generation", "gauge", "Generation of the index in use.", self._generation)
+        add(
+            "quintet_index_swaps_total", "counter", "Times a newer index was put in use.", lambda: self._searchers.swaps
+        )
         stale = "1 while a newer index cannot be opened."
         add("quintet_index_stale", "gauge", stale, lambda: self.index_error is not None)
-        add("quintet_thumbnails_made_total", "counter", "Small copies made.", lambda: kept.made)
-        add("quintet_thumbnails_found_total", "counter", "Small copies found in the cache.", lambda: kept.found)
-        add("quintet_thumbnails_bytes", "gauge", "Bytes of small copies on disk.", lambda: kept.kept_bytes)
+        add("quintet_thumbnails_made_total", "counter", "Thumbnails made.", lambda: kept.made)
+        add("quintet_thumbnails_found_total", "counter", "Thumbnails found in the cache.", lambda: kept.found)
+        add("quintet_thumbnails_bytes", "gauge", "Bytes of thumbnails on disk.", lambda: kept.kept_bytes)

@@ -1,4 +1,4 @@
-"""What a server allows itself, and who may ask."""
+"""Settings of a server: address, token and limits."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 def default_cache() -> Path:
-    """Where small copies of images are kept: the user's cache folder."""
+    """The default folder for thumbnails, in the user's cache folder."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "quintet" / "thumbnails"
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The limits are those of one computer with a person's images; a larger one may raise them."""
+    """The default limits suit one computer with a personal collection; a larger server may raise them."""
 
     host: str = "127.0.0.1"
     port: int = 8000
     token: str | None = None
     max_upload_bytes: int = 20 * 2**20
-    max_uploads_bytes: int = 256 * 2**20  # of all images that are being sent or searched for at a time
-    max_body_bytes: int = 2**20  # of anything that is not an image
+    max_uploads_bytes: int = 256 * 2**20  # total of the uploads in progress
+    max_body_bytes: int = 2**20  # of requests that are not uploads
     max_pixels: int = MAX_PIXELS
     search_threads: int = 4
-    search_queue: int = 256  # searches that may wait; one more is told to come back
+    search_queue: int = 256  # searches that may wait; a further one gets status 503
     image_threads: int = 2
     image_queue: int = 4096
     timeout_s: float = 30.0
-    shutdown_s: float = 30.0  # how long requests in flight may take to end
-    watch_s: float = 1.0  # how often the index is looked at
+    shutdown_s: float = 30.0  # time for requests in progress at shutdown
+    watch_s: float = 1.0  # interval at which the index is polled
     rerank: int | None = None
     cache: Path = field(default_factory=default_cache)
     cache_bytes: int = 512 * 2**20
@@ -70,7 +70,7 @@ def is_loopback(host: str) -> bool:
 
 
 def read_token(file: Path | None) -> str | None:
-    """The token from a file, or else from the environment."""
+    """The token from a file, or from the environment variable QUINTET_TOKEN."""
     if file is None:
         return os.environ.get(TOKEN_VARIABLE, "").strip() or None
     try:

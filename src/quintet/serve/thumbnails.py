@@ -1,4 +1,4 @@
-"""Small copies of images, made once and kept on disk up to a limit."""
+"""Thumbnails, made once and cached on disk up to a limit."""
 
 from __future__ import annotations
 
@@ -17,20 +17,25 @@ from quintet.data.images import open_image
 from quintet.errors import QuintetError
 from quintet.files import atomic_write
 
-SIZES = (160, 320, 640, 1600)  # pixels of the longer side; a fixed few, so that nobody fills the cache with others
+SIZES = (
+    160,
+    320,
+    640,
+    1600,
+)  # pixels of the longer side; fixed, so that requests cannot fill the cache with other sizes
 TYPES = {".jpg": "image/jpeg", ".png": "image/png"}
-_NAME = re.compile(r"quintet-[0-9a-f]{32}\.(jpg|png)")  # other files of the folder are not ours to drop
+_NAME = re.compile(r"quintet-[0-9a-f]{32}\.(jpg|png)")  # other files in the folder are never removed
 
 
 @dataclass(frozen=True, slots=True)
 class Thumbnail:
     data: bytes
     media_type: str
-    tag: str  # changes when the image's file does
+    tag: str  # changes when the image file changes
 
 
 class Thumbnails:
-    """A folder of small copies; when they exceed `max_bytes`, those not asked for the longest go first."""
+    """A folder of thumbnails; when it exceeds `max_bytes`, the least recently used are removed."""
 
     def __init__(self, folder: Path, max_bytes: int, max_pixels: int) -> None:
         self.made = 0
@@ -39,7 +44,7 @@ class Thumbnails:
         self._max_bytes = max_bytes
         self._max_pixels = max_pixels
         self._lock = threading.Lock()
-        self._sizes: OrderedDict[str, int] = OrderedDict()  # file name: bytes; the latest used is last
+        self._sizes: OrderedDict[str, int] = OrderedDict()  # file name -> bytes, the most recently used last
         self._bytes = 0
         for facts, name in sorted(_kept(folder), key=lambda entry: entry[0].st_mtime):
             self._remember(name, facts.st_size)
@@ -48,16 +53,16 @@ class Thumbnails:
     def kept_bytes(self) -> int:
         return self._bytes
 
-    def get(self, picture: Path, size: int) -> Thumbnail:
+    def get(self, image_file: Path, size: int) -> Thumbnail:
         """The image shrunk to fit into size x size, upright; a smaller one keeps its size."""
-        tag = _tag(picture, size)
+        tag = _tag(image_file, size)
         for suffix, media_type in TYPES.items():
             name = _name(tag, suffix)
             if name in self._sizes:
                 data = self._read(name)
                 if data is not None:
                     return Thumbnail(data, media_type, tag)
-        data, suffix = _shrunk(picture, size, self._max_pixels)
+        data, suffix = _shrunk(image_file, size, self._max_pixels)
         with self._lock:
             self.made += 1
         self._write(_name(tag, suffix), data)
@@ -67,7 +72,7 @@ class Thumbnails:
         try:
             data = (self._folder / name).read_bytes()
         except OSError:
-            self._forget(name)  # somebody tidied the folder
+            self._forget(name)  # removed by someone else
             return None
         with self._lock:
             self.found += 1
@@ -80,7 +85,7 @@ class Thumbnails:
             with atomic_write(self._folder / name) as temporary:
                 temporary.write_bytes(data)
         except QuintetError:
-            return  # a full or read-only disk costs speed, not the answer
+            return  # without the cache (full or read-only disk) it is only slower
         self._remember(name, len(data))
 
     def _remember(self, name: str, size: int) -> None:
@@ -102,7 +107,7 @@ class Thumbnails:
 
 def _kept(folder: Path) -> Iterator[tuple[os.stat_result, str]]:
     for path in folder.glob("*") if folder.is_dir() else ():
-        with suppress(FileNotFoundError):  # another server, which uses the same folder, has just dropped it
+        with suppress(FileNotFoundError):  # removed just now by another server with the same folder
             if _NAME.fullmatch(path.name) and path.is_file() and not path.is_symlink():
                 yield path.stat(), path.name
 
@@ -111,14 +116,14 @@ def _name(tag: str, suffix: str) -> str:
     return f"quintet-{tag}{suffix}"
 
 
-def _tag(picture: Path, size: int) -> str:
-    facts = picture.stat()
-    return hashlib.sha256(f"{picture}\0{facts.st_mtime_ns}\0{facts.st_size}\0{size}".encode()).hexdigest()[:32]
+def _tag(image_file: Path, size: int) -> str:
+    facts = image_file.stat()
+    return hashlib.sha256(f"{image_file}\0{facts.st_mtime_ns}\0{facts.st_size}\0{size}".encode()).hexdigest()[:32]
 
 
-def _shrunk(picture: Path, size: int, max_pixels: int) -> tuple[bytes, str]:
-    """Small ones become PNG, which keeps flat drawings crisp; photographs become JPEG."""
-    image = open_image(picture, max_pixels=max_pixels, name=picture.name)
+def _shrunk(image_file: Path, size: int, max_pixels: int) -> tuple[bytes, str]:
+    """Small images become PNG, which keeps drawings sharp; others become JPEG."""
+    image = open_image(image_file, max_pixels=max_pixels, name=image_file.name)
     suffix = ".png" if max(image.size) <= min(size, 320) else ".jpg"
     image.thumbnail((size, size))
     buffer = io.BytesIO()

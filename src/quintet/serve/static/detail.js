@@ -8,13 +8,13 @@ const SVG = "http://www.w3.org/2000/svg";
 const get = (id) => document.getElementById(id);
 const dialog = get("detail");
 let place = 0;
-let sentence = null;
+let query = null;
 let explaining = null;
 let loadMore = async () => {};
 
-/** `asked` is the sentence that was searched for, or null. */
+/** `asked` is the text that was searched for, or null. */
 export function open(number, asked) {
-  sentence = asked;
+  query = asked;
   if (!dialog.open) dialog.showModal();
   show(number);
 }
@@ -52,7 +52,7 @@ function show(number) {
   place = number;
   const { item, score } = grid.hit(place);
   const isText = item.kind === "text";
-  get("detail-name").textContent = isText ? "A sentence" : fileName(item);
+  get("detail-name").textContent = isText ? "A text" : fileName(item);
   get("place").textContent = `Result ${place + 1}, score ${score.toFixed(3)}`;
   get("previous").disabled = place === 0;
   get("detail-facts").replaceChildren(...facts(item));
@@ -62,12 +62,12 @@ function show(number) {
   get("original").href = `/api/picture?${new URLSearchParams({ id: item.id })}`;
   get("regions").replaceChildren();
   dialog.querySelector(".frame").hidden = isText;
-  if (!isText) showPicture(item);
+  if (!isText) showPhoto(item);
   explain(item);
 }
 
-function showPicture(item) {
-  const image = get("detail-picture");
+function showPhoto(item) {
+  const image = get("detail-photo");
   image.alt = fileName(item);
   image.classList.toggle("small", Math.max(item.metadata.width ?? 999, item.metadata.height ?? 999) < 400);
   image.src = thumbnail(item.id, 1600);
@@ -87,12 +87,12 @@ function facts(item) {
 async function explain(item) {
   explaining?.abort();
   const mine = (explaining = new AbortController());
-  get("why").hidden = sentence === null;
+  get("why").hidden = query === null;
   get("words").replaceChildren();
-  if (sentence === null) return;
+  if (query === null) return;
   get("why-note").textContent = "Looking …";
   try {
-    const answer = await post("/api/explain", { query: sentence, id: item.id }, { signal: mine.signal });
+    const answer = await post("/api/explain", { query, id: item.id }, { signal: mine.signal });
     if (!mine.signal.aborted) showWords(answer);
   } catch (error) {
     if (error.name !== "AbortError") get("why-note").textContent = error.message;
@@ -146,7 +146,7 @@ function chip(word, weight, largest, look) {
   return chip;
 }
 
-/** Leave in the light what a word looks at, the brighter the more; pressing it again shows the bare picture. */
+/** Leave in the light what a word looks at, the brighter the more; pressing it again shows the bare photo. */
 function choose(chip, { boxes, weights }) {
   const on = chip.getAttribute("aria-pressed") !== "true";
   for (const other of get("words").querySelectorAll("button")) other.setAttribute("aria-pressed", "false");

@@ -52,17 +52,17 @@ function card(found, place) {
   const shown = score.toFixed(3);
   const words = item.kind === "text" ? item.text : fileName(item);
   const caption = make("span", { className: "caption" }, make("b", {}, String(place + 1)), make("span", { className: "file" }, item.kind === "text" ? "" : words), make("span", { className: "score" }, shown));
-  const button = make("button", { type: "button", className: "card", tabIndex: place === 0 ? 0 : -1 }, item.kind === "text" ? make("span", { className: "said" }, words) : picture(item), caption);
+  const button = make("button", { type: "button", className: "card", tabIndex: place === 0 ? 0 : -1 }, item.kind === "text" ? make("span", { className: "said" }, words) : photo(item), caption);
   button.setAttribute("aria-label", `${place + 1}. ${words}, score ${shown}`);
   button.dataset.place = place;
   return button;
 }
 
-function picture(item) {
+function photo(item) {
   const image = make("img", { alt: "", loading: "lazy", decoding: "async", width: 320, height: 320 });
   image.addEventListener("error", function again() {
     image.removeEventListener("error", again);
-    image.addEventListener("error", () => image.replaceWith(make("span", { className: "gone" }, "The picture’s file is gone")));
+    image.addEventListener("error", () => image.replaceWith(make("span", { className: "gone" }, "The photo’s file is gone")));
     setTimeout(() => (image.src = `${thumbnail(item.id, 320)}&again`), 1500); // the server may only have been busy
   });
   image.src = thumbnail(item.id, 320);

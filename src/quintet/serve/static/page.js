@@ -11,10 +11,10 @@ const PAGE = 40;
 const get = (id) => document.getElementById(id);
 const query = get("query");
 const where = get("where");
-const pictures = []; // those searched for on this page, so that going back finds them again
+const photos = []; // those searched for on this page, so that going back finds them again
 
 let facts = null; // of the index and the server's limits
-let wish = null; // {mode: "sentence" | "picture" | "similar", ..., kind, where}
+let wish = null; // {mode: "text" | "photo" | "similar", ..., kind, where}
 let running = null; // the request under way
 let fetched = 0; // results that came, also those that are not shown twice
 let more = false; // whether there are further results
@@ -70,7 +70,7 @@ function request(signal) {
   const window = { kind: wish.kind, limit: PAGE, offset: fetched, ...(wish.where && { where: wish.where }) };
   const options = { signal };
   const waiting = () => say("The server is busy; asking again …");
-  if (wish.mode === "sentence") return post("/api/search", { query: wish.query, ...window }, options, waiting);
+  if (wish.mode === "text") return post("/api/search", { query: wish.query, ...window }, options, waiting);
   if (wish.mode === "similar") return ask(`/api/similar?${new URLSearchParams({ id: wish.id, ...window })}`, options, waiting);
   const upload = { method: "POST", headers: { "Content-Type": wish.file.type || "application/octet-stream" }, body: wish.file };
   return ask(`/api/search/picture?${new URLSearchParams(window)}`, { ...upload, ...options }, waiting);
@@ -78,7 +78,7 @@ function request(signal) {
 
 function report(seconds) {
   const count = grid.size();
-  const things = wish.kind === "text" ? "sentence" : "picture";
+  const things = wish.kind === "text" ? "text" : "photo";
   get("more").hidden = !more;
   if (count === 0) {
     say("");
@@ -97,7 +97,7 @@ async function fail(error) {
   const titles = {
     unreachable: "No connection",
     unknown_words: "None of these words is known",
-    unreadable_picture: "This is not a picture that can be read",
+    unreadable_picture: "This is not a photo that can be read",
     empty_query: "Nothing to search for",
   };
   const again = make("button", { type: "button", className: "main" }, "Try again");
@@ -114,16 +114,16 @@ function nearEnd() {
 // ---- what is shown of the wish, and its address
 
 function nameOf({ mode, query, file, name }) {
-  if (mode === "sentence") return quoted(query);
-  return mode === "similar" ? `Like ${name}` : `Like ${file.name || "the pasted picture"}`;
+  if (mode === "text") return quoted(query);
+  return mode === "similar" ? `Like ${name}` : `Like ${file.name || "the pasted photo"}`;
 }
 
 function showChip() {
   if (preview) URL.revokeObjectURL(preview);
-  preview = wish.mode === "picture" ? URL.createObjectURL(wish.file) : null;
-  get("chip").hidden = wish.mode === "sentence";
-  query.value = wish.mode === "sentence" ? wish.query : "";
-  query.placeholder = wish.mode === "sentence" ? "Describe a picture" : "";
+  preview = wish.mode === "photo" ? URL.createObjectURL(wish.file) : null;
+  get("chip").hidden = wish.mode === "text";
+  query.value = wish.mode === "text" ? wish.query : "";
+  query.placeholder = wish.mode === "text" ? "Describe a photo" : "";
   get("chip").querySelector("span").textContent = nameOf(wish);
   const image = get("chip").querySelector("img");
   image.hidden = wish.mode === "similar" && wish.itemKind === "text";
@@ -132,13 +132,13 @@ function showChip() {
 
 function keepable({ file, ...others }) {
   if (!file) return others;
-  pictures.push(file);
-  return { ...others, picture: pictures.length - 1 };
+  photos.push(file);
+  return { ...others, photo: photos.length - 1 };
 }
 
 function addressOf({ mode, query, id, kind, where }) {
   const parts = new URLSearchParams();
-  if (mode === "sentence") parts.set("q", query);
+  if (mode === "text") parts.set("q", query);
   if (mode === "similar") parts.set("like", id);
   if (kind !== "image") parts.set("kind", kind);
   if (where) parts.set("where", where);
@@ -152,8 +152,8 @@ async function fromAddress() {
   get("filter").open = where.value !== "";
   const kind = document.querySelector(`#kinds [value="${parts.get("kind") === "text" ? "text" : "image"}"]`);
   kind.checked = true;
-  if (parts.get("q")) return search({ mode: "sentence", query: parts.get("q") }, { remember: false });
-  if (kept?.mode === "picture" && pictures[kept.picture]) return search({ mode: "picture", file: pictures[kept.picture] }, { remember: false });
+  if (parts.get("q")) return search({ mode: "text", query: parts.get("q") }, { remember: false });
+  if (kept?.mode === "photo" && photos[kept.photo]) return search({ mode: "photo", file: photos[kept.photo] }, { remember: false });
   if (!parts.get("like")) return welcome();
   try {
     return similar(await ask(`/api/item?${new URLSearchParams({ id: parts.get("like") })}`), { remember: false });
@@ -180,21 +180,21 @@ function welcome() {
 
 // ---- the ways to ask
 
-function sentence() {
+function searchByText() {
   const words = query.value.trim();
-  if (words) search({ mode: "sentence", query: words });
-  else if (wish && wish.mode !== "sentence") search({ ...wish, kind: chosenKind(), where: where.value.trim() || null });
+  if (words) search({ mode: "text", query: words });
+  else if (wish && wish.mode !== "text") search({ ...wish, kind: chosenKind(), where: where.value.trim() || null });
   else query.focus();
 }
 
-function byPicture(file) {
+function byPhoto(file) {
   if (facts && file.size > facts.max_upload_bytes) {
     const limit = (facts.max_upload_bytes / 2 ** 20).toFixed(0);
     const words = `${file.name} is larger than the ${limit} MB that this server takes; choose a smaller one.`;
-    get("trouble").replaceChildren(make("strong", {}, "This picture is too large"), make("p", {}, words));
+    get("trouble").replaceChildren(make("strong", {}, "This photo is too large"), make("p", {}, words));
     return;
   }
-  search({ mode: "picture", file });
+  search({ mode: "photo", file });
 }
 
 function similar(item, options) {
@@ -206,15 +206,15 @@ function similar(item, options) {
 
 get("search").addEventListener("submit", (event) => {
   event.preventDefault();
-  sentence();
+  searchByText();
 });
-get("kinds").addEventListener("change", sentence);
+get("kinds").addEventListener("change", searchByText);
 get("filter").addEventListener("toggle", () => {
   if (get("filter").open && document.activeElement?.tagName === "SUMMARY") where.focus();
 });
 get("unchip").addEventListener("click", () => {
   get("chip").hidden = true;
-  query.placeholder = "Describe a picture";
+  query.placeholder = "Describe a photo";
   query.focus();
 });
 query.addEventListener("keydown", (event) => {
@@ -236,9 +236,9 @@ get("more").addEventListener("click", async () => {
   await load();
   grid.focus(from);
 });
-grid.listen((place) => detail.open(place, wish.mode === "sentence" ? wish.query : null), () => query.focus());
+grid.listen((place) => detail.open(place, wish.mode === "text" ? wish.query : null), () => query.focus());
 detail.listen(similar, load);
-upload.listen(byPicture);
+upload.listen(byPhoto);
 new IntersectionObserver((entries) => {
   if (entries.some((entry) => entry.isIntersecting) && more) load();
 }, { rootMargin: "900px" }).observe(get("rest"));
@@ -252,7 +252,7 @@ async function start() {
   }
   const counts = facts.index.counts ?? {};
   const name = (number, thing) => `${number.toLocaleString()} ${thing}${number === 1 ? "" : "s"}`;
-  const parts = [name(counts.image ?? 0, "picture"), ...(counts.text ? [name(counts.text, "sentence")] : [])];
+  const parts = [name(counts.image ?? 0, "photo"), ...(counts.text ? [name(counts.text, "text")] : [])];
   get("facts").textContent = `${parts.join(" and ")}, searched with ${facts.index.matcher}.`;
   get("kinds").hidden = !counts.text;
   document.querySelector(".pick").hidden = get("file").disabled = facts.index.can_search_by_picture === false;

@@ -1,9 +1,9 @@
-// Pictures from outside: chosen, dropped or pasted.
+// Photos from outside: chosen, dropped or pasted.
 
 const drop = document.getElementById("drop");
 const input = document.getElementById("file");
 
-/** `found(file)` for each picture that comes in, however it comes. */
+/** `found(file)` for each photo that comes in, however it comes. */
 export function listen(found) {
   input.addEventListener("change", () => {
     if (input.files.length) found(input.files[0]);

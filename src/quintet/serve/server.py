@@ -1,4 +1,4 @@
-"""Listen and answer until told to stop."""
+"""Serve an index with uvicorn until SIGINT or SIGTERM."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from quintet.errors import QuintetError
 from quintet.search.searcher import Searcher
 from quintet.serve.app import create_app
-from quintet.serve.searchers import IndexWatcher
+from quintet.serve.service import IndexWatcher
 from quintet.serve.settings import Settings
 
 BACKLOG = 2048
@@ -32,16 +32,16 @@ def serve_index(
 
     `ready` is called with the page's address once the server listens.
     """
-    # Searches side by side share the cores instead of each taking all of them.
+    # Concurrent searches share the cores, instead of each using all of them.
     torch.set_num_threads(max(1, torch.get_num_threads() // settings.search_threads))
-    with listen(settings) as listener:  # first: a taken port is told before a matcher is loaded
+    with listen(settings) as listener:  # first, so that a port in use is reported before a matcher is loaded
 
         def reopen() -> Searcher:
             searcher = Searcher.open(index, device=device, rerank_with=rerank_with)
             if settings.rerank is not None and not searcher.describe()["rerank"]:
                 searcher.close()
                 raise QuintetError(
-                    f"the index {index} has nothing to re-rank with: build it with --rerank-with RUN, or serve it "
+                    f"the index {index} has no run to re-rank with: build it with --rerank-with RUN, or serve it "
                     "without --rerank"
                 )
             return searcher
@@ -52,7 +52,7 @@ def serve_index(
 
 
 def listen(settings: Settings) -> socket.socket:
-    """A socket that listens; port 0 takes any free one."""
+    """A listening socket; port 0 means any free port."""
     try:
         family, kind, protocol, _, place = socket.getaddrinfo(
             settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -63,7 +63,7 @@ def listen(settings: Settings) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind(place)
-        listener.listen(BACKLOG)  # who comes while the matcher is being loaded waits
+        listener.listen(BACKLOG)  # connections wait while the matcher is loaded
     except OSError as error:
         listener.close()
         raise QuintetError(
@@ -74,7 +74,7 @@ def listen(settings: Settings) -> socket.socket:
 
 
 def make_server(app: FastAPI, settings: Settings, ready: Callable[[], None] = lambda: None) -> uvicorn.Server:
-    """To be run with `run(sockets=[listener])`; `ready` is called once it listens."""
+    """A server, started by `run(sockets=[listener])`; `ready` is called when it answers."""
     config = uvicorn.Config(
         app,
         log_level=logging.WARNING,
@@ -96,7 +96,7 @@ def address(listener: socket.socket) -> str:
 
 
 class _Server(uvicorn.Server):
-    """Says when it is ready."""
+    """Calls a function when it is ready."""
 
     def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
         super().__init__(config)

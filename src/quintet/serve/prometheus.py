@@ -1,11 +1,14 @@
-"""Counts and times of a server in the text form that Prometheus reads."""
+"""Counts and times of requests, in the text format of Prometheus."""
 
 from __future__ import annotations
 
 import threading
+import time
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 METHODS = frozenset({"GET", "HEAD", "POST", "DELETE", "OPTIONS"})
@@ -13,7 +16,7 @@ MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Metrics:
-    """Requests by route and status with their times, and values that are read when somebody asks.
+    """Requests by route and status with their times, and values that are read for each scrape.
 
     >>> metrics = Metrics()
     >>> metrics.request("POST", "/api/search", 200, seconds=0.02)
@@ -39,24 +42,24 @@ class Metrics:
             self.in_flight -= 1
 
     def request(self, method: str, route: str, status: int, seconds: float) -> None:
-        method = method if method in METHODS else "other"  # a client may invent as many as it likes
+        method = method if method in METHODS else "other"  # a client may send any method name
         with self._lock:
             self._requests[method, route, status] += 1
             self._buckets[route][bisect_left(BOUNDS_S, seconds)] += 1
             self._seconds[route] += seconds
 
     def value(self, name: str, kind: str, help_text: str, read: Callable[[], float]) -> None:
-        """A `gauge` or `counter` that is kept elsewhere."""
+        """Add a `gauge` or `counter` whose value is read elsewhere."""
         self._values.append((name, kind, help_text, read))
 
     def text(self) -> str:
         values = [(name, kind, words, read()) for name, kind, words, read in self._values]
         with self._lock:
-            lines = _head("quintet_requests_total", "counter", "Requests that were answered.")
+            lines = _head("quintet_requests_total", "counter", "Requests answered.")
             for (method, route, status), count in sorted(self._requests.items()):
                 labels = _labels(method=method, route=route, status=str(status))
                 lines.append(f"quintet_requests_total{labels} {count}")
-            lines += _head("quintet_request_seconds", "histogram", "Time from the request to the end of its answer.")
+            lines += _head("quintet_request_seconds", "histogram", "Seconds from a request to the end of its response.")
             for route in sorted(self._buckets):
                 lines += self._histogram(route)
             values.append(("quintet_requests_in_flight", "gauge", "Requests being answered.", self.in_flight))
@@ -83,3 +86,32 @@ def _labels(**labels: str) -> str:
         return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
     return "{" + ",".join(f'{name}="{escaped(value)}"' for name, value in labels.items()) + "}"
+
+
+class Measure:
+    """ASGI middleware: counts and times every request by its route."""
+
+    def __init__(self, app: ASGIApp, *, metrics: Metrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        status = 500
+        began = time.perf_counter()
+
+        async def seen(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        self._metrics.began()
+        try:
+            await self._app(scope, receive, seen)
+        finally:
+            self._metrics.ended()
+            route = getattr(scope.get("route"), "path", "none")
+            self._metrics.request(scope["method"], route, status, time.perf_counter() - began)

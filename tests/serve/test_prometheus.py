@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import re
 
-from quintet.serve.metrics import BOUNDS_S, Metrics
+from quintet.serve.prometheus import BOUNDS_S, Metrics
 
 
 def samples(text: str) -> dict[str, float]:

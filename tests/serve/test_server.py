@@ -18,8 +18,8 @@ from fastapi import FastAPI
 
 from quintet.errors import QuintetError
 from quintet.serve.app import create_app
-from quintet.serve.run import address, listen, make_server
-from quintet.serve.searchers import Searchers
+from quintet.serve.server import address, listen, make_server
+from quintet.serve.service import Searchers
 from quintet.serve.settings import Settings
 
 MEGABYTE = 2**20
