@@ -16,7 +16,7 @@ from quintet.errors import RecipeError
 from quintet.losses.caption import CaptionObjective, caption_cost, caption_targets
 from quintet.losses.step import Progress, Step
 from quintet.models.vsrn import build_vsrn
-from quintet.runs.convert.checkpoint import OriginalCheckpoint
+from quintet.runs.convert.original import OriginalCheckpoint
 from quintet.runs.convert.translate import translate
 
 # the released generator's names -> ours

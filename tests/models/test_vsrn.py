@@ -16,7 +16,7 @@ from quintet.codes import Codes
 from quintet.data.batches import ImageBatch, TextBatch
 from quintet.errors import RecipeError
 from quintet.models.vsrn import VSRN, build_vsrn
-from quintet.runs.convert.checkpoint import OriginalCheckpoint
+from quintet.runs.convert.original import OriginalCheckpoint
 from quintet.runs.convert.translate import translate
 
 

@@ -22,7 +22,6 @@ from quintet.evaluation.human_agreement import (
     pair_scores,
     read_expert_annotations,
 )
-from quintet.evaluation.protocols import chance_of_parts, find_protocol, metrics_of_parts, rank_split
 from quintet.evaluation.ranks import BLOCK, Ranks
 from quintet.evaluation.result import (
     Result,
@@ -35,6 +34,7 @@ from quintet.evaluation.result import (
 from quintet.evaluation.scoring import Member, member_scores, whole_tiles
 from quintet.evaluation.significance import Difference, bootstrap_intervals, paired_test
 from quintet.evaluation.special_samples import negative_means, special_samples
+from quintet.evaluation.split_protocols import chance_of_parts, find_protocol, metrics_of_parts, rank_split
 from quintet.files import write_json
 from quintet.protocols import evaluation_mode
 from quintet.runs.encoding import Progress, reported

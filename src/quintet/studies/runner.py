@@ -20,8 +20,8 @@ from typing import Any, cast
 import torch
 
 from quintet.errors import QuintetError, RunError
-from quintet.evaluation.protocols import find_protocol
 from quintet.evaluation.result import provenance
+from quintet.evaluation.split_protocols import find_protocol
 from quintet.files import atomic_write, read_json, write_json, write_text
 from quintet.runs.devices import pick_device
 from quintet.runs.run_folder import file_checksum, read_head

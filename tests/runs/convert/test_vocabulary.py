@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from quintet.errors import QuintetError
-from quintet.runs.convert.checkpoint import ConversionError
+from quintet.runs.convert.original import ConversionError
 from quintet.runs.convert.translate import read_vocabulary
 
 WORDS = ["<pad>", "<start>", "<end>", "<unk>", "dog", "café", "a"]

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from quintet.data.vocabulary import WordVocabulary
-from quintet.runs.convert.checkpoint import ConversionError, read_checkpoint
 from quintet.runs.convert.kinds import KINDS, kinds, resolve
+from quintet.runs.convert.original import ConversionError, read_checkpoint
 from quintet.runs.convert.translate import read_vocabulary, translate
 from quintet.runs.writing import write_run
 

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from quintet.errors import suggest
-from quintet.runs.convert.checkpoint import ConversionError, OriginalCheckpoint
+from quintet.runs.convert.original import ConversionError, OriginalCheckpoint
 
 # Prefixes of the authors' names and of ours, for the image encoder and for the text encoder.
 Names = tuple[dict[str, str], dict[str, str]]

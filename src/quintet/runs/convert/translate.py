@@ -17,8 +17,8 @@ from quintet.data.vocabulary import WordVocabulary
 from quintet.data.wordpiece import WordPiece
 from quintet.errors import RecipeError, suggest
 from quintet.models import create_model
-from quintet.runs.convert.checkpoint import ConversionError, OriginalCheckpoint
 from quintet.runs.convert.kinds import KINDS, Kind, Names, count_blocks, matrix_shapes, resolve
+from quintet.runs.convert.original import ConversionError, OriginalCheckpoint
 
 
 class _Holder:

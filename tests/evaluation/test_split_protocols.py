@@ -9,7 +9,7 @@ import torch
 from quintet.data.corpus import Split
 from quintet.errors import QuintetError
 from quintet.evaluation.metrics import retrieval_metrics
-from quintet.evaluation.protocols import PROTOCOLS, chance_of_parts, find_protocol, metrics_of_parts, rank_split
+from quintet.evaluation.split_protocols import PROTOCOLS, chance_of_parts, find_protocol, metrics_of_parts, rank_split
 
 MakeSplit = Callable[..., Split]
 

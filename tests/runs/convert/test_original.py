@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from quintet.runs.convert.checkpoint import ConversionError, read_checkpoint
+from quintet.runs.convert.original import ConversionError, read_checkpoint
 
 
 def content(**changes: Any) -> dict[str, Any]:
