@@ -54,8 +54,9 @@ def test_chosen_kinds_of_two_runs_as_json(run: Path, tiny_corpus: Path, tmp_path
 
 def test_mistakes_are_explained_before_anything_is_written(run: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    with pytest.raises(QuintetError, match="did you mean 'words'"):
-        call(run, "--what", "word", "-o", out)
+    refused = call(run, "--what", "word", "-o", out)
+    assert refused.exit_code == 2
+    assert "did you mean 'words'" in " ".join(refused.output.split())
     with pytest.raises(QuintetError, match="did you mean 'test'"):
         call(run, "--split", "tset", "-o", out)
     with pytest.raises(RunError, match="is not a run"):

@@ -17,7 +17,7 @@ from quintet.errors import QuintetError
 if TYPE_CHECKING:
     from quintet.data.corpus import Corpus, Split
     from quintet.evaluation.result import Result
-    from quintet.report.page import QueryResult
+    from quintet.report.html_page import QueryResult
     from quintet.search.items import Hit as Found
     from quintet.search.searcher import Searcher
 
@@ -52,7 +52,7 @@ def demo_command(
 
     from quintet.data.scenes.generate import make_scenes
     from quintet.evaluation.result import results_table
-    from quintet.report.page import write_search_page
+    from quintet.report.html_page import write_search_page
     from quintet.search.indexing import build_index
     from quintet.search.searcher import Searcher
     from quintet.training.stages import train
@@ -108,7 +108,7 @@ def _measure(out: Path, corpus: Corpus, split: Split, stages: list[str], seed: i
 
 def _search(searcher: Searcher, split: Split) -> list[QueryResult]:
     """Search for the images of a few long texts."""
-    from quintet.report.page import Hit, QueryResult
+    from quintet.report.html_page import Hit, QueryResult
 
     step = len(split.groups) // QUERIES
     texts = [
@@ -130,7 +130,7 @@ def _search(searcher: Searcher, split: Split) -> list[QueryResult]:
 
 
 def _table(results: dict[str, Result]) -> str:
-    from quintet.report.page import metrics_table_html
+    from quintet.report.html_page import metrics_table_html
 
     names = {"i2t": "image to text", "t2i": "text to image"}
     chance = next(iter(results.values())).chance

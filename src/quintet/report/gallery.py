@@ -15,8 +15,8 @@ import numpy as np
 
 from quintet.data.corpus import Corpus, Split
 from quintet.evaluation.ranks import Ranks, ScoreBlock
+from quintet.report.html_page import thumbnail
 from quintet.report.overlays import Overlay
-from quintet.report.page import thumbnail
 
 Direction = Literal["i2t", "t2i"]
 

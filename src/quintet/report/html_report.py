@@ -11,8 +11,8 @@ from quintet.errors import QuintetError
 from quintet.evaluation.result import provenance
 from quintet.files import write_json, write_text
 from quintet.report.analysis import Subject
+from quintet.report.html_page import STYLE, document, metrics_table_html
 from quintet.report.material import Material
-from quintet.report.page import STYLE, document, metrics_table_html
 from quintet.report.sections import PARTS, Section
 
 PRIVATE = (

@@ -12,7 +12,7 @@ from quintet.data.images import open_image
 from quintet.errors import QuintetError
 from quintet.protocols import ShowsAttention
 from quintet.report.analysis import Subject
-from quintet.report.page import image_address
+from quintet.report.html_page import image_address
 
 SIZE = 168  # pixels of the longer side
 DARKEST = 0.25  # share of the brightness that a region of weight 0 keeps

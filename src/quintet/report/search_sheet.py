@@ -12,8 +12,8 @@ from PIL import Image
 from quintet.data.images import open_image
 from quintet.errors import ImageError
 from quintet.files import write_text
+from quintet.report.html_page import STYLE, document, image_address, thumbnail
 from quintet.report.overlays import SIZE, highlight
-from quintet.report.page import STYLE, document, image_address, thumbnail
 from quintet.search.explain import Explanation
 
 

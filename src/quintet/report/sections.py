@@ -26,9 +26,9 @@ from quintet.report.gallery import (
     overlays_html,
     retrieve,
 )
+from quintet.report.html_page import data_address, metrics_table_html
 from quintet.report.material import Material
 from quintet.report.overlays import can_attend, draw_overlays
-from quintet.report.page import data_address, metrics_table_html
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

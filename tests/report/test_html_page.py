@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from quintet.errors import ImageError
-from quintet.report.page import THUMBNAIL, Hit, QueryResult, metrics_table_html, write_search_page
+from quintet.report.html_page import THUMBNAIL, Hit, QueryResult, metrics_table_html, write_search_page
 
 
 class Reader(HTMLParser):
