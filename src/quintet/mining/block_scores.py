@@ -29,7 +29,7 @@ SLACK = {"float32": 16, "float16": 64, "bfloat16": 256}
 # Products of different shapes round differently. A matcher is always asked for tiles of one shape, cut at the same
 # rows, so that the lists are the same bits whatever the memory and the number of processes.
 TILES = {"cpu": (64, 256), "cuda": (1024, 4096)}
-EMBEDDING_TILE = (256, 1024)  # on a CPU, for matchers without fragments
+EMBEDDING_TILE = (1024, 4096)  # on a CPU, for matchers without fragments, or what holds a smaller split
 PAIR_BYTES = {"cpu": 2**22, "cuda": 2**28}  # gathered at a time; on a CPU what stays in its cache
 
 
@@ -49,8 +49,10 @@ class TileScores:
     ) -> None:
         self.matcher, self.device = matcher, device
         self.image_codes, self.text_codes = image_codes.detach(), text_codes.detach()
-        plain = device.type == "cpu" and image_codes.fragments is None and text_codes.fragments is None
-        self.tile = tile or (EMBEDDING_TILE if plain else TILES.get(device.type, TILES["cuda"]))
+        self.tile = tile or TILES.get(device.type, TILES["cuda"])
+        if tile is None and device.type == "cpu" and image_codes.fragments is None and text_codes.fragments is None:
+            images, texts = (64 * -(-size // 64) for size in self.sizes)
+            self.tile = min(EMBEDDING_TILE[0], images), min(EMBEDDING_TILE[1], texts)
 
     @property
     def sizes(self) -> tuple[int, int]:

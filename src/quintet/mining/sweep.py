@@ -178,7 +178,7 @@ def block_shape(scores: TileScores, memory: int, top_texts: int) -> tuple[int, i
 
 
 def least_memory(scores: TileScores) -> int:
-    return 4 * SCORE_BYTES * scores.tile[0] * scores.tile[1]
+    return 2 * SCORE_BYTES * scores.tile[0] * scores.tile[1]
 
 
 def _tiles(length: int, tile: int) -> int:
