@@ -15,39 +15,12 @@ from torch.autograd.function import once_differentiable
 
 from quintet.layers.normalize import widen
 
+Norm = Literal["clipped_l2norm", "l2norm", "softmax", "clipped", "none", "l1norm", "clipped_l1norm"]
+Aggregation = Literal["lse", "mean", "max", "sum"]
 Focal = Literal["equal", "prob"]
-
-
-def focal_gates(weights: Tensor, context_mask: Tensor | None, focal: Focal) -> Tensor:
-    """(C, Lc, Q, Lq), ones where a context fragment is kept, without gradient.
-
-    With x the attention of one query over its L real context fragments, fragment i is kept where F_i > 0:
-
-    - `equal`: F_i = sum_j (x_i - x_j) = L x_i - sum_j x_j;
-    - `prob`: F_i = sum_j (x_i - x_j) sqrt(x_j) = x_i sum_j sqrt(x_j) - sum_j x_j sqrt(x_j).
-
-    If attention is uniform (a context of one fragment, or equal fragments) every F_i is zero. Then all fragments are
-    kept, and the attention is unchanged. The authors' code divides zero by zero there.
-    """
-    if focal not in get_args(Focal):
-        raise ValueError(f"focal must be one of {get_args(Focal)}, got {focal!r}")
-    x = weights.detach()
-    if focal == "equal":
-        count: Tensor | int = x.shape[1]
-        if context_mask is not None:
-            count = context_mask.sum(dim=1)[:, None, None, None]  # (C, 1, 1, 1)
-        above = count * x > x.sum(dim=1, keepdim=True)
-    else:
-        roots = x.sqrt()
-        above = x * roots.sum(dim=1, keepdim=True) > (x * roots).sum(dim=1, keepdim=True)
-    if context_mask is not None:
-        above = above & context_mask[:, :, None, None]
-    none_above = ~above.any(dim=1, keepdim=True)  # (C, 1, Q, Lq)
-    return (above | none_above).to(torch.result_type(weights, 1.0))
-
-
 Precision = Literal["float32", "bfloat16"]
 
+EPSILON = 1e-8  # added to the length over the queries, as the authors do
 # torch.mm can put products of bfloat16 out in float32 on an accelerator from this version on.
 _WIDE_OUTPUT = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 8)
 _SPLIT_FROM = 256  # channels: the error of a split product falls with their square root
@@ -70,32 +43,6 @@ def fragment_products(context: Tensor, queries: Tensor, *, paired: bool, precisi
         return _Product.apply(context, queries, precision)[:, :, None]  # (n, Lc, 1, Lq)
     flat = _Product.apply(context.flatten(0, 1), queries.flatten(0, 1), precision)  # (C Lc, Q Lq)
     return flat.view(*context.shape[:2], *queries.shape[:2])  # (C, Lc, Q, Lq)
-
-
-def gram_matrices(context: Tensor) -> Tensor:
-    """(C, Lc, d) -> (C, Lc, Lc), in float32 or wider."""
-    wide = widen(context)
-    return wide @ wide.mT
-
-
-def squared_lengths(fragments: Tensor) -> Tensor:
-    """(n, L, d) -> (n, L), in float32 or wider."""
-    return torch.linalg.vector_norm(widen(fragments), dim=-1).square()  # needs no tensor of the fragments' size
-
-
-def gram_cosines(weights: Tensor, products: Tensor, gram: Tensor, squares: Tensor, mass: Tensor | None) -> Tensor:
-    """(C, Q, Lq): cosine of every query fragment with its attended context.
-
-    weights, products (C, Lc, Q, Lq); gram (C, Lc, Lc); squares (1 or C, Q, Lq) are the queries' squared lengths.
-    `mass` (C, Q, Lq) is the sum of the weights if that is not one: it changes the clamp, not the cosine.
-    """
-    dots = (weights * products).sum(dim=1)  # (C, Q, Lq)
-    spread = torch.bmm(gram, weights.flatten(2)).view_as(weights)  # (C, Lc, Q, Lq): G p
-    squared = (weights * spread).sum(dim=1) * squares  # (C, Q, Lq): |q|^2 p' G p
-    if mass is not None:
-        dots, squared = dots / mass, squared / mass.square()
-    # sqrt(clamp(x)) and not clamp(sqrt(x)): the same value, and a finite gradient at zero.
-    return dots * squared.clamp(min=_SMALLEST_SQUARE).rsqrt()
 
 
 class _Product(torch.autograd.Function):
@@ -136,39 +83,6 @@ def _split(x: Tensor, low_last: bool) -> Tensor:
     high = x.bfloat16()
     low = (x - high).bfloat16()
     return torch.cat([high, high, low] if low_last else [high, low, high], dim=-1)
-
-
-Norm = Literal["clipped_l2norm", "l2norm", "softmax", "clipped", "none", "l1norm", "clipped_l1norm"]
-Aggregation = Literal["lse", "mean", "max", "sum"]
-
-EPSILON = 1e-8  # added to the length over the queries, as the authors do
-
-
-def attended_cosines(
-    products: Tensor,
-    gram: Tensor,
-    squares: Tensor,
-    context_mask: Tensor | None,
-    query_mask: Tensor | None,
-    *,
-    norm: Norm,
-    relu_slope: float,
-    temperature: float,
-    focal: Focal | None = None,
-) -> Tensor:
-    """(C, Q, Lq): the cosine of every query fragment with what it attends to (SCAN Eq. 1 to 4; BFAN with `focal`).
-
-    products (C, Lc, Q, Lq), gram (C, Lc, Lc), squares and query_mask (1 or C, Q, Lq), context_mask (C, Lc). A mask is
-    None where every fragment is real.
-    """
-    weights = attention_weights(
-        products, context_mask, query_mask, norm=norm, relu_slope=relu_slope, temperature=temperature
-    )
-    mass = None
-    if focal is not None:
-        weights = weights * focal_gates(weights, context_mask, focal)
-        mass = weights.sum(dim=1)  # (C, Q, Lq)
-    return gram_cosines(weights, products, gram, squares, mass)
 
 
 def attention_weights(
@@ -213,6 +127,92 @@ def normalise_products(
     return products * (times / (length + EPSILON))
 
 
+def check_norm(norm: str) -> None:
+    if norm not in get_args(Norm):
+        raise ValueError(f"norm must be one of {get_args(Norm)}, got {norm!r}")
+
+
+def focal_gates(weights: Tensor, context_mask: Tensor | None, focal: Focal) -> Tensor:
+    """(C, Lc, Q, Lq), ones where a context fragment is kept, without gradient.
+
+    With x the attention of one query over its L real context fragments, fragment i is kept where F_i > 0:
+
+    - `equal`: F_i = sum_j (x_i - x_j) = L x_i - sum_j x_j;
+    - `prob`: F_i = sum_j (x_i - x_j) sqrt(x_j) = x_i sum_j sqrt(x_j) - sum_j x_j sqrt(x_j).
+
+    If attention is uniform (a context of one fragment, or equal fragments) every F_i is zero. Then all fragments are
+    kept, and the attention is unchanged. The authors' code divides zero by zero there.
+    """
+    if focal not in get_args(Focal):
+        raise ValueError(f"focal must be one of {get_args(Focal)}, got {focal!r}")
+    x = weights.detach()
+    if focal == "equal":
+        count: Tensor | int = x.shape[1]
+        if context_mask is not None:
+            count = context_mask.sum(dim=1)[:, None, None, None]  # (C, 1, 1, 1)
+        above = count * x > x.sum(dim=1, keepdim=True)
+    else:
+        roots = x.sqrt()
+        above = x * roots.sum(dim=1, keepdim=True) > (x * roots).sum(dim=1, keepdim=True)
+    if context_mask is not None:
+        above = above & context_mask[:, :, None, None]
+    none_above = ~above.any(dim=1, keepdim=True)  # (C, 1, Q, Lq)
+    return (above | none_above).to(torch.result_type(weights, 1.0))
+
+
+def attended_cosines(
+    products: Tensor,
+    gram: Tensor,
+    squares: Tensor,
+    context_mask: Tensor | None,
+    query_mask: Tensor | None,
+    *,
+    norm: Norm,
+    relu_slope: float,
+    temperature: float,
+    focal: Focal | None = None,
+) -> Tensor:
+    """(C, Q, Lq): the cosine of every query fragment with what it attends to (SCAN Eq. 1 to 4; BFAN with `focal`).
+
+    products (C, Lc, Q, Lq), gram (C, Lc, Lc), squares and query_mask (1 or C, Q, Lq), context_mask (C, Lc). A mask is
+    None where every fragment is real.
+    """
+    weights = attention_weights(
+        products, context_mask, query_mask, norm=norm, relu_slope=relu_slope, temperature=temperature
+    )
+    mass = None
+    if focal is not None:
+        weights = weights * focal_gates(weights, context_mask, focal)
+        mass = weights.sum(dim=1)  # (C, Q, Lq)
+    return gram_cosines(weights, products, gram, squares, mass)
+
+
+def gram_matrices(context: Tensor) -> Tensor:
+    """(C, Lc, d) -> (C, Lc, Lc), in float32 or wider."""
+    wide = widen(context)
+    return wide @ wide.mT
+
+
+def squared_lengths(fragments: Tensor) -> Tensor:
+    """(n, L, d) -> (n, L), in float32 or wider."""
+    return torch.linalg.vector_norm(widen(fragments), dim=-1).square()  # needs no tensor of the fragments' size
+
+
+def gram_cosines(weights: Tensor, products: Tensor, gram: Tensor, squares: Tensor, mass: Tensor | None) -> Tensor:
+    """(C, Q, Lq): cosine of every query fragment with its attended context.
+
+    weights, products (C, Lc, Q, Lq); gram (C, Lc, Lc); squares (1 or C, Q, Lq) are the queries' squared lengths.
+    `mass` (C, Q, Lq) is the sum of the weights if that is not one: it changes the clamp, not the cosine.
+    """
+    dots = (weights * products).sum(dim=1)  # (C, Q, Lq)
+    spread = torch.bmm(gram, weights.flatten(2)).view_as(weights)  # (C, Lc, Q, Lq): G p
+    squared = (weights * spread).sum(dim=1) * squares  # (C, Q, Lq): |q|^2 p' G p
+    if mass is not None:
+        dots, squared = dots / mass, squared / mass.square()
+    # sqrt(clamp(x)) and not clamp(sqrt(x)): the same value, and a finite gradient at zero.
+    return dots * squared.clamp(min=_SMALLEST_SQUARE).rsqrt()
+
+
 def aggregate(cosines: Tensor, query_mask: Tensor | None, aggregation: Aggregation, lambda_lse: float) -> Tensor:
     """(C, Q, Lq) -> (C, Q): over the real fragments of every query (SCAN Eq. 5 and 6).
 
@@ -230,8 +230,3 @@ def aggregate(cosines: Tensor, query_mask: Tensor | None, aggregation: Aggregati
         return cosines.mean(dim=-1) if aggregation == "mean" else cosines.sum(dim=-1)
     total = cosines.masked_fill(~query_mask, 0.0).sum(dim=-1)  # (C, Q)
     return total / query_mask.sum(dim=-1) if aggregation == "mean" else total
-
-
-def check_norm(norm: str) -> None:
-    if norm not in get_args(Norm):
-        raise ValueError(f"norm must be one of {get_args(Norm)}, got {norm!r}")
