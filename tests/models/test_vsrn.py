@@ -9,13 +9,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
+from torch import Tensor, nn
 
 import quintet
 from quintet.codes import Codes
 from quintet.data.batches import ImageBatch, TextBatch
 from quintet.errors import RecipeError
-from quintet.models.vsrn import VSRN, build_vsrn
+from quintet.models.vsrn import VSRN, RegionRelation, build_vsrn, set_memory
 from quintet.runs.convert.original import OriginalCheckpoint
 from quintet.runs.convert.translate import translate
 
@@ -168,3 +168,109 @@ def test_verbs_and_texts() -> None:
 def test_pixels_are_refused() -> None:
     with pytest.raises(RecipeError, match="regions"):
         make().encode_images(ImageBatch(pixels=torch.zeros(1, 3, 8, 8)))
+
+
+def awake(dim: int) -> RegionRelation:
+    """A block whose normalisation has left its zero start, in float64."""
+    torch.manual_seed(0)
+    block = RegionRelation(dim).double()
+    with torch.no_grad():
+        block.norm.weight.uniform_(0.5, 1.5)
+        block.norm.bias.uniform_(-0.5, 0.5)
+        block.norm.running_mean.uniform_(-0.1, 0.1)
+        block.norm.running_var.uniform_(0.5, 1.5)
+    return block
+
+
+def plain(block: RegionRelation, regions: Tensor) -> Tensor:
+    """One image, region by region."""
+    out = []
+    for i in range(len(regions)):
+        message = torch.zeros(regions.shape[1], dtype=regions.dtype)
+        for j in range(len(regions)):
+            affinity = block.theta(regions[i]) @ block.phi(regions[j]) / len(regions)
+            message = message + affinity * block.g(regions[j])
+        change = block.project(message)
+        change = (change - block.norm.running_mean) / torch.sqrt(block.norm.running_var + block.norm.eps)
+        out.append(regions[i] + change * block.norm.weight + block.norm.bias)
+    return torch.stack(out)
+
+
+@settings(max_examples=25, deadline=None)
+@given(lengths=st.lists(st.integers(1, 6), min_size=1, max_size=4), seed=st.integers(0, 1000))
+def test_padded_batch_equals_each_image_by_itself(lengths: list[int], seed: int) -> None:
+    block = awake(5).eval()
+    generator = torch.Generator().manual_seed(seed)
+    mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+    regions = torch.randn(*mask.shape, 5, generator=generator, dtype=torch.float64)  # rubbish in the padding
+    related = block(regions, mask)
+    for row, length in enumerate(lengths):
+        torch.testing.assert_close(related[row, :length], plain(block, regions[row, :length]))
+    assert not related[~mask].any()
+
+
+def test_training_statistics_are_those_of_real_regions() -> None:
+    regions = torch.randn(3, 4, 5, dtype=torch.float64)
+    short, long = awake(5), awake(5)
+    expected = short(regions)
+    padded = torch.cat([regions, torch.full((3, 2, 5), 7.0, dtype=torch.float64)], dim=1)
+    mask = torch.tensor([True] * 4 + [False] * 2).expand(3, 6)
+    torch.testing.assert_close(long(padded, mask)[:, :4], expected)
+    torch.testing.assert_close(long.norm.running_mean, short.norm.running_mean)
+    torch.testing.assert_close(long.norm.running_var, short.norm.running_var)
+
+
+def test_new_block_is_the_identity_but_learns() -> None:
+    block = RegionRelation(5)
+    regions = torch.randn(2, 4, 5)
+    related = block(regions)
+    assert torch.equal(related, regions)
+    (related * torch.randn(2, 4, 5)).sum().backward()
+    assert block.norm.weight.grad is not None
+    assert block.norm.weight.grad.abs().sum() > 0
+
+
+def shares(gru: nn.GRU, length: int) -> Tensor:
+    """(length,): how much of the last state hangs on each place, as lengths of gradients, summing to 1."""
+    places = torch.randn(64, length, gru.input_size, generator=torch.Generator().manual_seed(0)) / 10
+    places.requires_grad_()
+    states, _ = gru(places)
+    states[:, -1].square().sum().backward()
+    assert places.grad is not None
+    lengths = places.grad.norm(dim=2).mean(dim=0)  # (length,)
+    return lengths / lengths.sum()
+
+
+def test_a_plain_gru_ends_with_the_last_places_and_one_with_a_memory_with_all() -> None:
+    torch.manual_seed(0)
+    gru = nn.GRU(16, 32, batch_first=True)
+    assert shares(gru, 36)[:-6].sum() < 0.1
+    set_memory(gru, 36)
+    assert shares(gru, 36)[:-6].sum() > 0.4
+    assert shares(gru, 36)[:6].sum() > 0.05
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_the_spans_are_spread_evenly_in_every_direction(bidirectional: bool) -> None:
+    gru = nn.GRU(3, 9, bidirectional=bidirectional)
+    set_memory(gru, positions=10)
+    for end in ("", "_reverse") if bidirectional else ("",):
+        bias = getattr(gru, f"bias_ih_l0{end}") + getattr(gru, f"bias_hh_l0{end}")
+        kept = bias[9:18].sigmoid()  # the update gate
+        torch.testing.assert_close(1 / (1 - kept), torch.arange(2.0, 11.0))
+
+
+def test_nothing_but_the_update_gates_biases_changes() -> None:
+    gru = nn.GRU(3, 4)
+    before = {name: value.clone() for name, value in gru.state_dict().items()}
+    set_memory(gru, positions=5)
+    for name, value in gru.state_dict().items():
+        rest = torch.ones(len(value), dtype=torch.bool)
+        if name.startswith("bias"):
+            rest[4:8] = False
+        assert torch.equal(value[rest], before[name][rest])
+
+
+def test_a_memory_of_less_than_two_places_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least 2 positions, got 1"):
+        set_memory(nn.GRU(3, 4), positions=1)

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import get_args
+from functools import partial
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -12,7 +13,15 @@ from torch import Tensor
 
 from quintet.codes import Codes
 from quintet.scores.attention import Aggregation, Norm
-from quintet.scores.cross_attention import scan_scores
+from quintet.scores.cross_attention import (
+    Engine,
+    attention_map,
+    bfan_scores,
+    cosines_by,
+    has_triton,
+    scan_scores,
+    working_copies,
+)
 
 Make = Callable[..., Codes]
 Twin = Callable[..., Tensor]
@@ -195,3 +204,113 @@ def test_codes_that_cannot_be_scored_are_refused(make_codes: Make) -> None:
         scan_scores(images, texts)
     with pytest.raises(ValueError, match="budget"):
         scan_scores(images, images, budget=0)
+
+
+def test_auto_is_plain_torch_without_a_gpu(make_codes: Callable[..., Codes]) -> None:
+    images, texts = make_codes([4, 2], seed=1), make_codes([3, 1, 5], seed=2)
+    assert torch.equal(scan_scores(images, texts, engine="auto"), scan_scores(images, texts, engine="torch"))
+
+
+def test_the_fused_kernel_counts_fewer_working_copies(make_codes: Callable[..., Codes]) -> None:
+    codes = make_codes([2])
+    assert working_copies("triton", codes) < working_copies("torch", codes)
+    assert working_copies("torch", codes, focal=True) > working_copies("torch", codes)
+
+
+def test_an_unknown_normalisation_is_refused_before_any_work() -> None:
+    with pytest.raises(ValueError, match="norm must be one of"):
+        cosines_by("torch", norm="l9", relu_slope=0.1, temperature=9.0)  # type: ignore[arg-type]
+
+
+def test_triton_is_for_cuda() -> None:
+    assert not has_triton() or torch.cuda.is_available()
+
+
+@pytest.mark.slow
+def test_compiled_scores_and_gradients_are_the_plain_ones(make_codes: Callable[..., Codes]) -> None:
+    found = []
+    for engine in ("torch", "compile"):
+        grads, scores = [], []
+        for lengths in ([3, 3, 3], [2, 5, 4, 5]):  # other shapes, the same program
+            images, texts = make_codes([4, 2, 4], seed=1), make_codes(lengths, seed=2)
+            images.fragments.requires_grad_()
+            score = scan_scores(images, texts, engine=engine, budget=2000)
+            scores.append(score.detach())
+            grads += torch.autograd.grad(score.sum(), [images.fragments])
+        found.append((*scores, *grads))
+    for plain, compiled in zip(*found, strict=True):
+        torch.testing.assert_close(compiled, plain)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("budget", [None, 200_000])
+@pytest.mark.parametrize("paired", [False, True])
+@pytest.mark.parametrize("engine", ["auto", "torch", "triton"])
+@pytest.mark.parametrize("matcher", ["t2i", "i2t", "equal", "prob"])
+def test_a_gpu_gives_the_scores_and_gradients_of_a_cpu(
+    make_codes: Callable[..., Codes], matcher: str, engine: Engine, paired: bool, budget: int | None
+) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    score = (
+        partial(scan_scores, direction=matcher) if matcher in ("t2i", "i2t") else partial(bfan_scores, focal=matcher)
+    )
+    found = []
+    for device, dtype, by in (("cpu", torch.float64, "torch"), ("cuda", torch.float32, engine)):
+        images = make_codes([36, 20, 36, 5, 36], seed=1, dim=512).to(device, dtype)
+        texts = make_codes([16, 3, 9, 16, 1], seed=2, dim=512).to(device, dtype)
+        images.fragments.requires_grad_()
+        texts.fragments.requires_grad_()
+        scores = score(images, texts, relu_slope=0.1, engine=by, paired=paired, budget=budget)
+        upstream = torch.linspace(-1, 2, scores.numel(), device=device).view_as(scores)
+        grads = torch.autograd.grad((scores * upstream).sum(), [images.fragments, texts.fragments])
+        found.append([scores, *grads])
+    for exact, ours in zip(*found, strict=True):
+        torch.testing.assert_close(ours.cpu().double(), exact, rtol=1e-4, atol=1e-5)
+
+
+SETTINGS: dict[str, Any] = {"norm": "clipped_l2norm", "lambda_softmax": 9.0, "relu_slope": 0.1}
+
+
+def cosine(a: Tensor, b: Tensor) -> Tensor:
+    return torch.nn.functional.cosine_similarity(a, b, dim=-1)
+
+
+@pytest.mark.parametrize("focal", [None, "equal", "prob"])
+@pytest.mark.parametrize("direction", ["t2i", "i2t"])
+def test_weights_sum_to_one_over_what_is_attended_to(
+    make_codes: Callable[..., Codes], direction: str, focal: str | None
+) -> None:
+    image, text = make_codes([4, 6], seed=1)[0], make_codes([3, 5], seed=2)[0]
+    found = attention_map(image, text, direction=direction, focal=focal, **SETTINGS)
+    assert found.weights.shape == (3, 4)  # real words, real regions
+    assert found.boxes is None
+    torch.testing.assert_close(
+        found.weights.sum(dim=1 if direction == "t2i" else 0),
+        torch.ones_like(found.weights[:, 0] if direction == "t2i" else found.weights[0]),
+    )
+
+
+def test_a_word_looks_at_the_region_that_equals_it() -> None:
+    regions = torch.eye(5)[None]
+    found = attention_map(
+        Codes(fragments=regions, boxes=torch.rand(1, 5, 4)),
+        Codes(fragments=regions[:, [3, 1]]),
+        direction="t2i",
+        **SETTINGS,
+    )
+    assert found.weights.argmax(dim=1).tolist() == [3, 1]
+
+
+def test_boxes_are_those_of_the_real_regions(make_codes: Callable[..., Codes]) -> None:
+    image, text = make_codes([4], seed=1), make_codes([3], seed=2)
+    boxes = torch.rand(1, 4, 4)
+    mask = torch.tensor([[True, False, True, True]])
+    found = attention_map(Codes(fragments=image.fragments, mask=mask, boxes=boxes), text, direction="i2t", **SETTINGS)
+    assert found.weights.shape == (3, 3)
+    assert torch.equal(found.boxes, boxes[0, [0, 2, 3]])
+
+
+def test_one_pair_at_a_time(make_codes: Callable[..., Codes]) -> None:
+    with pytest.raises(ValueError, match="one image and one text"):
+        attention_map(make_codes([4, 4]), make_codes([3]), direction="t2i", **SETTINGS)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from quintet.layers.batchnorm import masked_batchnorm
+from quintet.layers.batchnorm import SharedBatchNorm, masked_batchnorm
 
 
 def picked(norm: nn.BatchNorm1d, rows: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
@@ -73,3 +75,27 @@ def test_what_stands_at_padding_does_not_matter() -> None:
     second = masked_batchnorm(nn.BatchNorm1d(4), rows.masked_fill(~real[..., None], 1e6), real)
     assert torch.equal(first, second)
     assert (first[~real] == 0).all()
+
+
+@pytest.fixture
+def group_of_one() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_equals_torchs_own(group_of_one: None, dtype: torch.dtype, affine: bool) -> None:
+    """Also in bfloat16, which cannot even count to 257."""
+    x = (3 + torch.randn(257, 4, generator=torch.Generator().manual_seed(0))).to(dtype)
+    plain, shared = nn.BatchNorm1d(4, affine=affine), SharedBatchNorm(nn.BatchNorm1d(4, affine=affine))
+    assert shared.state_dict().keys() == plain.state_dict().keys()
+    expected, got = plain(x), shared(x)
+    assert got.dtype == expected.dtype == dtype
+    torch.testing.assert_close(got, expected, atol=1e-5 if dtype == torch.float32 else 0.02, rtol=1e-5)
+    torch.testing.assert_close(shared.running_mean, plain.running_mean, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(shared.running_var, plain.running_var, atol=1e-5, rtol=1e-4)
+    plain.eval()
+    shared.eval()
+    torch.testing.assert_close(shared(x), plain(x), atol=1e-5 if dtype == torch.float32 else 0.02, rtol=1e-4)
