@@ -22,8 +22,6 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from quintet.search.segments import Coded, CodeTable, Segment, SegmentWriter
-from quintet.search.stages import score_places
 
 from quintet.codes import Codes
 from quintet.data.batches import TextBatch
@@ -32,8 +30,9 @@ from quintet.evaluation.result import provenance
 from quintet.files import write_json
 from quintet.models import create_model
 from quintet.search.indexing import build_index
-from quintet.search.items import Entry, Item, Place
-from quintet.search.searcher import Searcher
+from quintet.search.items import ItemDatabase
+from quintet.search.searcher import Searcher, score_rows
+from quintet.search.vectors import CodeFiles, CodeWriter, FileSet
 
 RESULTS = Path(__file__).parents[1] / "results"
 LIMIT_MS = 150.0
@@ -57,32 +56,28 @@ def latency(matcher_name: str, depths: Sequence[int], items: int, repeats: int) 
     matcher = create_model(matcher_name, image_dim=2048, vocabulary_size=1000, embed_dim=DIM).eval()
     query = matcher.encode_texts(TextBatch.from_ids([[7] * WORDS]))
     with tempfile.TemporaryDirectory() as folder:
-        segment = write_segment(Path(folder) / "image-1", items)
-        table, rows = CodeTable([segment]), random.Random(0)
+        files, chance = write_codes(Path(folder), items), random.Random(0)
         found = []
         for depth in depths:
-            entries = [
-                Entry(Item(f"{row}", "image"), Place(0, row), f"{row}", "") for row in rows.sample(range(items), depth)
-            ]
+            rows = np.array(sorted(chance.sample(range(items), depth)))
 
-            def stage(entries: list[Entry] = entries) -> list[int]:
-                places = sorted(entry.place for entry in entries)
-                scores = score_places({0: matcher}, table, places, {0: query}, "image")
-                return scores.argsort(descending=True).tolist()
+            def stage(rows: np.ndarray = rows) -> list[int]:
+                return score_rows({0: matcher}, files, rows, {0: query}, "image").argsort(descending=True).tolist()
 
             found.append({"candidates": depth, **milliseconds(stage, repeats)})
             print(f"{matcher_name}, {depth} candidates: {found[-1]['p50_ms']:.1f} ms (p99 {found[-1]['p99_ms']:.1f})")
     return {"matcher": matcher_name, "depths": found}
 
 
-def write_segment(folder: Path, items: int) -> Segment:
-    writer = SegmentWriter(folder, "image", "benchmark", "bfloat16")
+def write_codes(folder: Path, items: int) -> CodeFiles:
+    database = ItemDatabase.open_writer(folder / "items.sqlite")
+    writer = CodeWriter(database, folder, FileSet("image-1", "image", "benchmark", {}, 0, 0.0), "bfloat16")
     for start in range(0, items, 256):
-        count = min(256, items - start)
-        regions = F.normalize(torch.randn(count, REGIONS, DIM), dim=-1)
-        writer.write([Codes(fragments=regions)], [Coded(f"{start + row}", {}) for row in range(count)])
+        regions = F.normalize(torch.randn(min(256, items - start), REGIONS, DIM), dim=-1)
+        writer.committed(writer.append([Codes(fragments=regions)]))
     writer.close()
-    return Segment(folder, items)
+    database.close()
+    return CodeFiles(folder, writer.files)
 
 
 def quality(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -108,7 +103,7 @@ def measure_depth(searcher: Searcher, texts: Sequence[Any], depth: int | None) -
         began = time.perf_counter()
         (hits,) = searcher.search_text([text.text], k=SHOWN, rerank=depth)
         taken.append(1e3 * (time.perf_counter() - began))
-        right = [place for place, hit in enumerate(hits) if hit.item.metadata["group"] == text.group]
+        right = [rank for rank, hit in enumerate(hits) if hit.item.metadata["group"] == text.group]
         ranks.append(right[0] if right else SHOWN)
     recalls = {f"r{k}": 100 * float(np.mean(np.array(ranks) < k)) for k in (1, 5, 10)}
     times = {"p50_ms": float(np.percentile(taken, 50)), "p99_ms": float(np.percentile(taken, 99))}

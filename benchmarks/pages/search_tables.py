@@ -24,29 +24,29 @@ def latency(name: str, found: dict[str, Any]) -> str:
         "vectors",
         "index",
         "bare FAISS, ms",
-        "the store, ms",
+        "vector to items, ms",
         "times FAISS",
         "text to items, ms",
         "encoding and bare FAISS, ms",
         "times that",
         "recall",
-        "resident GiB",
+        "peak GiB",
     )
     rows = [
         (
             f"{row['vectors']:,}",
             row["kind"],
-            *(_milliseconds(row[part]) for part in ("bare_faiss", "store")),
+            *(_milliseconds(row[part]) for part in ("bare_faiss", "index")),
             f"{row['ratio_p50']:.2f} / {row['ratio_p99']:.2f}",
             *(_milliseconds(row[part]) for part in ("end_to_end", "encode_and_faiss")),
             f"{row['end_to_end_ratio_p50']:.2f} / {row['end_to_end_ratio_p99']:.2f}",
             f"{row['recall']:.3f}",
-            f"{row['resident_gib']:.2f}",
+            f"{row['peak_gib']:.2f}",
         )
         for row in found["sizes"]
     ]
-    wanted = f"asked for are {found['targets']['ratio_p50']} times FAISS and, for a million, "
-    wanted += f"{found['targets']['resident_gib']:g} GiB"
+    wanted = f"asked for are {found['targets']['ratio_p50']} times FAISS end to end and, for a million, "
+    wanted += f"{found['targets']['peak_gib']:g} GiB"
     head = f"Median / 99th percentile of {found['queries']} single queries, {found['dim']} numbers a vector, the best "
     return head + f"{found['k']}, {_cores(found)}; {wanted} (`{name}`)\n\n" + table(columns, rows)
 

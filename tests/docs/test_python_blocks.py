@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("onnxruntime")
 
-PAGES = ["README.md", "docs/python.md", "docs/methods/vse.md"]
+PAGES = ["README.md", "docs/python.md", "docs/search.md", "docs/stores.md", "docs/methods/vse.md"]
 
 
 @pytest.mark.slow

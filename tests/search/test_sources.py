@@ -43,7 +43,7 @@ def test_a_corpus_brings_its_fields_and_its_texts(pixel_vse: Path, corpus: Corpu
         assert {hit.item.metadata["image"] for hit in hits} == {"i4", "i5"}
         assert all(searcher.image_path(hit.item.id).is_file() for hit in searcher.search_text(["a red thing"])[0])
         (hits,) = searcher.search_text(["a red thing"], kind="text", where=parse_where("group=g2"))
-        assert hits[0].item.metadata["sentence"] == "t2"
+        assert hits[0].item.metadata["caption"] == "t2"
 
 
 def test_a_split_can_be_indexed_alone(pixel_vse: Path, corpus: Corpus, tmp_path: Path) -> None:

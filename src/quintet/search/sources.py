@@ -360,7 +360,7 @@ def find_texts(source: Path, *, split: str | None = None) -> list[IndexedText]:
     if (source / "corpus.json").is_file():
         corpus = Corpus.open(source)
         texts = corpus.texts if split is None else corpus.split(split).texts
-        found = [IndexedText(text.text, {"sentence": text.id, "group": text.group}) for text in texts]
+        found = [IndexedText(text.text, {"caption": text.id, "group": text.group}) for text in texts]
     elif not source.is_file():
         raise SearchError(f"{source} is neither a file of texts nor a corpus; the index is as it was")
     elif source.suffix.lower() == ".jsonl":
