@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -371,6 +373,34 @@ def test_an_index_exchanged_while_it_is_opened_is_opened_anew(
     with Searcher.open(index, device="cpu") as searcher:
         assert searcher.current()
         assert names(searcher.search_text([QUERY], k=9)[0]) == ["5.png"]
+
+
+READ = """
+import os, sys
+from quintet.search.searcher import Searcher
+for turn in range(2):  # the first loads what Python needs, as a user who may write
+    with Searcher.open(sys.argv[1], device="cpu") as searcher:
+        found = [hit.item.path for hit in searcher.search_text([sys.argv[2]], k=9)[0]]
+    if os.getuid() == 0:
+        os.setuid(65534)
+assert not os.access(sys.argv[1], os.W_OK)
+print(found)
+"""
+
+
+def test_an_index_on_a_read_only_disk_is_searched(vse: Path, pictures: Path, shared_folder: Path) -> None:
+    index = shared_folder / "index"
+    build_index(vse, [pictures], index, device="cpu")
+    with Searcher.open(index, device="cpu") as searcher:
+        expected = names(searcher.search_text([QUERY], k=9)[0])
+    for path in (index, *index.rglob("*")):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    before = sorted(index.rglob("*"))
+    ended = subprocess.run([sys.executable, "-c", READ, str(index), QUERY], capture_output=True, text=True, check=False)
+    assert ended.stdout.strip() == str(expected), ended.stderr
+    assert sorted(index.rglob("*")) == before
+    for path in (index, *index.rglob("*")):
+        path.chmod(0o755)
 
 
 def test_damaged_weights_are_not_searched_with(vse: Path, pictures: Path, index: Path) -> None:

@@ -70,7 +70,7 @@ def build_index(
     `precision`: of stored fragments. `split`: of corpora, only this split. `overwrite`: replace what is there, an index
     of other runs, say. `progress(done, total)` is called after every batch.
 
-        report = build_index("quintet-small", "~/Pictures", "pictures.index")
+        report = build_index("quintet-small", "~/Pictures", "photos.index")
     """
     began = time.monotonic()
     places = [Path(source).expanduser() for source in _several(sources)]

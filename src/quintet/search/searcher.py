@@ -51,7 +51,7 @@ def open_index(path: Path | str, *, device: str = "auto", rerank_with: Path | st
     - `device`: where queries are encoded; "auto" takes a GPU where there is one.
     - `rerank_with`: of the runs that the index holds, the one to re-rank with (default: all meant for it).
 
-        with quintet.open_index("pictures.index") as index:
+        with quintet.open_index("photos.index") as index:
             for hit in index.search("a dog in the snow", k=5):
                 print(f"{hit.score:.3f}", hit.path)
     """
