@@ -55,7 +55,7 @@ def test_an_index_on_a_server_answers_as_one_of_its_own(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Manifest, "write", stop)
+        patch.setattr(Manifest, "put", stop)
         with pytest.raises(KeyboardInterrupt):
             build("server", address)
     assert found(tmp_path / "server") == found(tmp_path / "own"), "what the dead build added is passed over"
