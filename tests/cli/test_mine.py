@@ -8,7 +8,7 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from quintet.cli.mine import mine_command, parse_size
+from quintet.cli.mining import mine_command, parse_size
 from quintet.data.corpus import Corpus
 from quintet.data.negatives import NegativeLists
 from quintet.errors import QuintetError

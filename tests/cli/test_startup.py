@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 from quintet.cli import analyse as cli_analyse
 from quintet.cli import convert as cli_convert
 from quintet.cli import evaluate as cli_evaluate
-from quintet.cli import mine as cli_mine
+from quintet.cli import mining as cli_mine
 from quintet.cli.main import app
 from quintet.evaluation import protocols
 from quintet.mining.block_scores import Precision
@@ -68,6 +70,25 @@ def answers(calls: list[list[str]], folder: Path, status: int, **variables: str)
 
 def test_help_of_every_command(tmp_path: Path) -> None:
     answers([[*words, "--help"] for words in every_command()], tmp_path, 0)
+
+
+def test_help_names_values_and_not_types() -> None:
+    for words in every_command():
+        page = CliRunner().invoke(app, [*words, "--help"], env={"COLUMNS": "120", "TERM": "dumb"}).output
+        assert "Show this message" in page
+        assert not re.search(r"<\w+( range)?>|<list\[|LAMBDA|\bPath\b|StrEnum", page), (
+            f"quintet {' '.join(words)}\n{page}"
+        )
+
+
+def test_the_output_has_one_option() -> None:
+    """`-o` is `--out` in every command that has it."""
+    for words in every_command():
+        command: Any = typer.main.get_command(app)
+        for word in words:
+            command = command.get_command(None, word)
+        for parameter in command.params:
+            assert "-o" not in parameter.opts or parameter.name == "out", words
 
 
 def test_lists(tmp_path: Path) -> None:

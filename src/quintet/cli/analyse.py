@@ -87,11 +87,13 @@ def analyse_command(
     Each analysis writes KIND.json and its figures to the folder. An analysis that does not apply to a run is left out,
     unless `--what` names it.
     """
-    from quintet.data.corpus import Corpus
     from quintet.runs.run_folder import check_run, default_corpus
 
     for each in (run, *(compare or [])):
         check_run(each)
+
+    from quintet.data.corpus import Corpus
+
     where = Corpus.open(corpus or default_corpus([run]))
     where.split(split)
 

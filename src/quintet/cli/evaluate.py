@@ -94,7 +94,6 @@ def evaluate_command(
 
     Recalls and mAP@R are in per cent. Ranks start from 1; a negative whose score ties with a positive is ranked first.
     """
-    from quintet.data.corpus import Corpus
     from quintet.runs.run_folder import check_run, default_corpus
 
     if ranks is not None and not ensemble and len(runs) > 1:
@@ -102,6 +101,9 @@ def evaluate_command(
     every = [*runs, *([compare] if compare else [])]
     for run in every:
         check_run(run)
+
+    from quintet.data.corpus import Corpus
+
     opened = Corpus.open(corpus or default_corpus(every))
     opened.split(split)
 

@@ -18,7 +18,7 @@ from quintet.cli.export import export_command
 from quintet.cli.features import features_command
 from quintet.cli.index import index_command
 from quintet.cli.lists import models_command, recipes_command
-from quintet.cli.mine import mine_command
+from quintet.cli.mining import mine_command
 from quintet.cli.options import Command, CommandGroup
 from quintet.cli.report import report_command
 from quintet.cli.search import search_command

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from quintet.errors import QuintetError, suggest
 
@@ -24,7 +25,17 @@ SIZES = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 class Command(TyperCommand):
-    """A command whose help page shows the names of values (RUN, FILE, N), never their Python types."""
+    """A command whose help page shows the names of values (RUN, FILE, N), never their Python types.
+
+    A panel of a single option is not shown as one: the option is listed with the others.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        panels = Counter(getattr(parameter, "rich_help_panel", None) for parameter in self.params)
+        for parameter in self.params:
+            if isinstance(parameter, TyperOption) and panels[parameter.rich_help_panel] == 1:
+                parameter.rich_help_panel = None
 
     def get_params(self, ctx):  # type: ignore[no-untyped-def]  # click's own signature
         return [_hide_type(parameter) for parameter in super().get_params(ctx)]

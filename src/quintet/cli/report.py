@@ -81,7 +81,6 @@ def report_command(
     failures, attention and word importance. Galleries and failures are of the first run, which also chooses the hard
     samples. Without `--photographs`, no file has an image or text of the corpus.
     """
-    from quintet.data.corpus import Corpus
     from quintet.runs.run_folder import check_run, default_corpus
 
     teams = [[Path(part.strip()) for part in text.split(",") if part.strip()] for text in ensemble or []]
@@ -90,6 +89,9 @@ def report_command(
     every = list(dict.fromkeys([*runs, *(run for team in teams for run in team)]))
     for run in every:
         check_run(run)
+
+    from quintet.data.corpus import Corpus
+
     where = Corpus.open(corpus or default_corpus(runs[:1]))
     where.split(split)
 

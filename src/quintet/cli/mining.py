@@ -100,7 +100,6 @@ def mine_command(
     Every image is compared with every text; pairs of one group are never negatives. A run that was stopped is
     continued by the same command. Several processes share the work: `torchrun --nproc-per-node 2 -m quintet mine ...`.
     """
-    from quintet.data.corpus import read_corpus_head
     from quintet.runs.run_folder import check_run, locate, shipped_runs
 
     check_run(run, stage)
@@ -110,6 +109,8 @@ def mine_command(
     out = out if out is not None else folder / "negatives" / (split if stage is None else f"{split}-{stage}")
     working = None if memory is None else parse_size(memory)
     if corpus is not None:
+        from quintet.data.corpus import read_corpus_head
+
         read_corpus_head(corpus)
 
     from quintet import distributed
