@@ -20,7 +20,7 @@ from quintet.cli import convert as cli_convert
 from quintet.cli import evaluate as cli_evaluate
 from quintet.cli import mining as cli_mine
 from quintet.cli.main import app
-from quintet.evaluation import protocols
+from quintet.evaluation import split_protocols
 from quintet.mining.block_scores import Precision
 from quintet.report import analysis
 from quintet.runs import convert
@@ -171,7 +171,7 @@ def test_errors_that_are_found_early(tmp_path: Path) -> None:
 
 
 def test_names_are_those_of_the_library() -> None:
-    assert set(cli_evaluate.PROTOCOLS) == set(protocols.PROTOCOLS)
+    assert set(cli_evaluate.PROTOCOLS) == set(split_protocols.PROTOCOLS)
     assert set(cli_analyse.ANALYSES) == set(analysis.ANALYSES.names())
     assert set(cli_convert.KINDS) == set(convert.kinds())
     assert set(cli_mine.PRECISIONS) == set(get_args(Precision))
