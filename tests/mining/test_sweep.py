@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from quintet.codes import Codes
 from quintet.data.corpus import Image, Split, Text
-from quintet.mining import sweep
+from quintet.mining import sweep, toplists
 from quintet.mining.block_scores import ProductScores
 from quintet.mining.mine import mine_codes
 
@@ -25,12 +25,17 @@ def slack(size: int) -> Any:
     return patch.dict(sweep.SLACK, dict.fromkeys(sweep.SLACK, size))
 
 
+def room(size: int) -> Any:
+    return patch.object(toplists, "ROOM", size)
+
+
 @settings(max_examples=80, deadline=None)
 @given(
     groups=st.integers(2, 14),
     seed=st.integers(0, 10_000),
     tops=st.tuples(st.integers(1, 12), st.integers(1, 8)),
     extra=st.sampled_from([0, 1, 3, 16]),
+    spare=st.sampled_from([0, 1, 32]),
     memory=st.sampled_from([LEAST, 5 * LEAST, 2**24]),
     precision=st.sampled_from(["float32", "float16", "bfloat16"]),
     whole_numbers=st.booleans(),
@@ -39,8 +44,8 @@ def slack(size: int) -> Any:
     margin=st.sampled_from([None, 0.0, 0.3, -0.2]),
 )
 def test_lists_are_those_of_loops_over_float64_scores(
-    case: Any, plain: Any, new_dots: Any, groups: int, seed: int, tops: tuple[int, int], extra: int, memory: int,
-    precision: Any, whole_numbers: bool, sentences: int, duplicates: bool, margin: float | None,
+    case: Any, plain: Any, new_dots: Any, groups: int, seed: int, tops: tuple[int, int], extra: int, spare: int,
+    memory: int, precision: Any, whole_numbers: bool, sentences: int, duplicates: bool, margin: float | None,
 ) -> None:  # fmt: skip
     """With little slack, so that the check fails often. Whole numbers tie; the others are a rounding error apart."""
     it = case(groups, seed, sentences=sentences)
@@ -54,7 +59,7 @@ def test_lists_are_those_of_loops_over_float64_scores(
     scores = (images.embedding.double() @ texts.embedding.double().T).float().numpy()
     options: dict[str, Any] = {"exclude_duplicates": duplicates, "false_negative_margin": margin}
     options |= {"top_texts": tops[0], "top_images": tops[1]}
-    with slack(extra):
+    with slack(extra), room(spare):
         found = mine_codes(
             new_dots(), images, texts, it.split, memory=memory, precision=precision, tile=TILE, **options
         )
@@ -157,3 +162,27 @@ def test_few_anchors_of_ordinary_embeddings_are_scored_again(dots: Any) -> None:
         again = lists.manifest["computed"]["scored_again"]
         assert again["images"] <= 3
         assert again["texts"] <= 15
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+@pytest.mark.parametrize("margin", [0.0, -0.3, -0.99])
+def test_hundreds_of_candidates_above_the_cap(plain: Any, dots: Any, precision: Any, margin: float) -> None:
+    """As of a matcher that has learnt little: no list of a block has room for all candidates above the cap."""
+    generator = torch.Generator().manual_seed(1)
+    images, texts = (
+        Codes(embedding=torch.nn.functional.normalize(torch.randn(size, 8, generator=generator, dtype=torch.float64)))
+        for size in (60, 900)
+    )
+    images, texts = (codes.map(lambda part: ((64 * part).round() / 64).float()) for codes in (images, texts))
+    split = split_of(60, 900)
+    exact = (images.embedding.double() @ texts.embedding.double().T).float()  # type: ignore[union-attr]  # no rounding
+    options: dict[str, Any] = {"top_texts": 40, "top_images": 7, "false_negative_margin": margin}
+    with room(2):
+        found = mine_codes(dots, images, texts, split, precision=precision, tile=TILE, **options)
+    expected, expected_images, above = plain(exact.tolist(), split, **options)
+    assert above["texts"] > 60 * 2 * 3
+    assert np.array_equal(found.texts, expected)
+    assert np.array_equal(found.images, expected_images)
+    excluded = found.manifest["excluded"]
+    assert excluded["texts_above_false_negative_threshold"] == above["texts"]
+    assert excluded["images_above_false_negative_threshold"] == above["images"]

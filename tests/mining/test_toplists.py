@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import numpy as np
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quintet.mining import toplists
 from quintet.mining.toplists import TopLists, ordered
 
 
@@ -17,24 +20,34 @@ from quintet.mining.toplists import TopLists, ordered
     candidates=st.integers(1, 20),
     width=st.integers(1, 7),
     single=st.booleans(),
+    room=st.integers(0, 6),
+    capped=st.booleans(),
 )
 def test_blocks_and_entries_give_what_sorting_gives(
-    seed: int, keep: int, length: int, lines: int, candidates: int, width: int, single: bool
+    seed: int, keep: int, length: int, lines: int, candidates: int, width: int, single: bool, room: int, capped: bool
 ) -> None:
-    """Distinct scores: which of equal ones stay at the edge is left open here."""
+    """Distinct scores: which of equal ones stay at the edge is left open here. Caps anywhere among the scores, so that
+    often more candidates of a block are above them than there is room for.
+    """
     rng = np.random.default_rng(seed)
     scores = torch.from_numpy(rng.permutation(lines * candidates).reshape(lines, candidates).astype(np.float32))
     scores[torch.from_numpy(rng.random((lines, candidates)) < 0.2)] = -torch.inf
-    lists = TopLists(lines, keep)
+    caps = scores[torch.arange(lines), torch.from_numpy(rng.integers(candidates, size=lines))]
+    if not capped:
+        caps = torch.full((lines,), torch.inf)
+    lists, above = TopLists(lines, keep), torch.zeros(lines, dtype=torch.int64)
     for start in range(0, candidates, width):
         block = scores[:, start : start + width]
+        before = block.clone()
+        into = TopLists(lines, keep) if single else lists
+        with patch.object(toplists, "ROOM", room):
+            above += into.add_block(slice(0, lines), block, caps, start)
+        assert torch.equal(block, before), "the other direction reads the block too"
         if single:  # as a journal holds them: the best of a stripe, line by line
-            part = TopLists(lines, keep)
-            part.add_block(slice(0, lines), block, start)
-            real = part.scores > -torch.inf
-            lists.add_entries(real.nonzero()[:, 0], part.rows[real], part.scores[real])
-        else:
-            lists.add_block(slice(0, lines), block, start)
+            real = into.scores > -torch.inf
+            lists.add_entries(real.nonzero()[:, 0], into.rows[real], into.scores[real])
+    assert above.tolist() == (scores > caps[:, None]).sum(dim=1).tolist()
+    scores[scores > caps[:, None]] = -torch.inf
     rows, values = ordered(lists.rows, lists.scores, length)
     for line in range(lines):
         real = [row for row in range(candidates) if scores[line, row] > -np.inf]
@@ -46,7 +59,9 @@ def test_blocks_and_entries_give_what_sorting_gives(
 
 def test_units_count() -> None:
     lists = TopLists(1, 2)
-    lists.add_block(slice(0, 1), torch.tensor([[4.0, 8.0, -8.0]], dtype=torch.float16), 5, unit=0.25)
+    lists.add_block(
+        slice(0, 1), torch.tensor([[4.0, 8.0, -8.0]], dtype=torch.float16), torch.tensor([torch.inf]), 5, unit=0.25
+    )
     rows, scores = ordered(lists.rows, lists.scores, 2)
     assert (rows.tolist(), scores.tolist()) == ([[6, 5]], [[2.0, 1.0]])
 

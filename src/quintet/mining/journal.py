@@ -15,7 +15,7 @@ from quintet import distributed
 from quintet.errors import QuintetError
 from quintet.files import atomic_write, read_json, write_json
 
-FORMAT, VERSION = "quintet-mining-journal", 2
+FORMAT, VERSION = "quintet-mining-journal", 3
 _NAME = re.compile(r"images-(\d+)-(\d+)\.npz")
 _OWN = re.compile(r"\.?(journal\.json|beginning\.npz|images-\d+-\d+\.npz)(\.[a-z0-9_]{8}\.partial)?")
 

@@ -221,17 +221,15 @@ class _Mining:
         if known is None and journal is not None and distributed.is_main():
             journal.keep("beginning", {"positives": self.positives})
         margin = options["false_negative_margin"]
-        caps = None
-        if margin is not None:
-            caps = tuple(
-                _caps(rows, self.positives, size, margin)
-                for rows, size in zip((image, text), scores.sizes, strict=True)
-            )
-        self.capped = caps is not None
-        self.sweep = Sweep(scores, exclusions, lengths, caps, memory, self._count)  # type: ignore[arg-type]
+        self.capped = margin is not None
+        caps = (
+            _caps(image, self.positives, scores.sizes[0], margin),
+            _caps(text, self.positives, scores.sizes[1], margin),
+        )
+        self.sweep = Sweep(scores, exclusions, lengths, caps, memory, self._count)
         # Zero where another process works: the sum over processes is everybody's.
         self.of_images, self.of_texts = (
-            (np.zeros((size, length), np.int32), np.zeros((size, length), np.float32), np.zeros(size, np.int64))
+            (np.zeros((size, length), np.int32), np.zeros((size, length), np.float32), np.zeros(size, np.int32))
             for size, length in zip(scores.sizes, lengths, strict=True)
         )
 
@@ -253,27 +251,23 @@ class _Mining:
             self._stripe(stripe)
         of_texts = self.sweep.of_texts
         of_texts.lists.gather(self.memory)
-        if of_texts.above is not None:
-            of_texts.above.copy_(distributed.all_reduce_sum(of_texts.above))
+        of_texts.above.copy_(distributed.all_reduce_sum(of_texts.above))
         own = distributed.share(len(of_texts.lists))
         rows, scores = self.sweep.finish(of_texts, own)
-        self._keep(self.of_texts, own, rows, scores, None if of_texts.above is None else of_texts.above[own])
+        self._keep(self.of_texts, own, rows, scores, of_texts.above[own])
         for array in (*self.of_images, *self.of_texts):
             _add_up(array, self.scores.device, self.memory)
         self.sweep.redone = distributed.all_reduce_sum(
             torch.tensor(self.sweep.redone, device=self.scores.device)
         ).tolist()
 
-    def _keep(
-        self, lists: tuple[np.ndarray, ...], lines: slice, rows: Tensor, scores: Tensor, above: Tensor | None
-    ) -> None:
-        lists[0][lines], lists[1][lines] = rows.cpu().numpy(), scores.cpu().numpy()
-        if above is not None:
-            lists[2][lines] = above.cpu().numpy()
+    def _keep(self, lists: tuple[np.ndarray, ...], lines: slice, *found: Tensor) -> None:
+        for array, part in zip(lists, found, strict=True):
+            array[lines] = part.cpu().numpy()
 
     def _stripe(self, images: slice) -> None:
         of_texts = self.sweep.of_texts
-        before = None if self.journal is None or of_texts.above is None else of_texts.above.clone()
+        before = of_texts.above.clone()
         self._keep(self.of_images, images, *self.sweep.stripe(images))
         if self.journal is None:
             return
@@ -285,12 +279,9 @@ class _Mining:
             "text": new.nonzero()[:, 0].int().cpu().numpy(),
             "image": rows[new].cpu().numpy(),
             "score": scores[new].cpu().numpy(),
+            "above_images": self.of_images[2][images],
+            "above_texts": (of_texts.above - before).cpu().numpy(),
         }
-        if of_texts.above is not None and before is not None:
-            arrays |= {
-                "above_images": self.of_images[2][images],
-                "above_texts": (of_texts.above - before).cpu().numpy(),
-            }
         self.journal.write(images, arrays)
 
     def _take_finished(self, start: int, stop: int, arrays: dict[str, np.ndarray]) -> None:
@@ -299,9 +290,8 @@ class _Mining:
             torch.from_numpy(arrays[name]).to(self.scores.device) for name in ("text", "image", "score")
         )
         self.sweep.of_texts.lists.add_entries(text.long(), image, score)
-        if self.sweep.of_texts.above is not None:
-            self.of_images[2][start:stop] = arrays["above_images"]
-            self.sweep.of_texts.above += torch.from_numpy(arrays["above_texts"]).to(self.scores.device)
+        self.of_images[2][start:stop] = arrays["above_images"]
+        self.sweep.of_texts.above += torch.from_numpy(arrays["above_texts"]).to(self.scores.device)
         self._count((stop - start) * self.scores.sizes[1])
 
     def excluded(self) -> dict[str, int]:
@@ -323,12 +313,13 @@ def _check_options(options: Mapping[str, Any], precision: str) -> None:
         raise QuintetError(f"the false-negative margin must be a number, got {margin}")
 
 
-def _caps(anchors: np.ndarray, positives: np.ndarray, size: int, margin: float) -> Tensor:
-    """(size,): the best positive score of each anchor plus the margin, in float32; no bound where there is none."""
+def _caps(anchors: np.ndarray, positives: np.ndarray, size: int, margin: float | None) -> Tensor:
+    """(size,): the best positive score of each anchor plus the margin, in float32; inf where one of them is missing."""
     best = np.full(size, -np.inf, np.float32)
-    np.maximum.at(best, anchors, positives)
-    cap = best + np.float32(margin)
-    return torch.from_numpy(np.where(np.isfinite(best), cap, np.finfo(np.float32).max).astype(np.float32))
+    if margin is not None:
+        np.maximum.at(best, anchors, positives)
+        best += np.float32(margin)
+    return torch.from_numpy(np.where(best == -np.inf, np.float32(np.inf), best))
 
 
 def _add_up(array: np.ndarray, device: torch.device, memory: int) -> None:

@@ -33,8 +33,8 @@ class Direction:
     first: int  # row of the first anchor
     length: int  # h: entries of a finished list
     lists: TopLists  # h + slack candidates
-    caps: Tensor | None  # (lines,) the highest float32 score a negative may have
-    above: Tensor | None  # (lines,) int64
+    caps: Tensor  # (lines,) the highest float32 score a negative may have
+    above: Tensor  # (lines,) int32
 
     def anchors(self, lines: slice) -> slice:
         return slice(self.first + lines.start, self.first + lines.stop)
@@ -51,12 +51,12 @@ class Sweep:
         scores: TileScores,
         exclusions: Exclusions,
         lengths: tuple[int, int],
-        caps: tuple[Tensor, Tensor] | None,
+        caps: tuple[Tensor, Tensor],
         memory: int,
         progress: Callable[[int], None],
     ) -> None:
         self.scores, self.exclusions, self.lengths, self.progress = scores, exclusions, lengths, progress
-        self.caps = None if caps is None else (caps[0].to(scores.device), caps[1].to(scores.device))
+        self.caps = caps[0].to(scores.device), caps[1].to(scores.device)
         self.memory = memory
         self.height, self.width = block_shape(scores, memory, lengths[0])
         self.redone = [0, 0]
@@ -66,11 +66,10 @@ class Sweep:
         number = int(side == "texts")
         keep = min(self.lengths[number] + SLACK[self.scores.precision], self.scores.sizes[1 - number])
         lists = TopLists(rows.stop - rows.start, keep, self.scores.device)
-        caps = None if self.caps is None else self.caps[number][rows]
-        above = None if caps is None else torch.zeros(len(caps), dtype=torch.int64, device=caps.device)
-        return Direction(side, rows.start, self.lengths[number], lists, caps, above)
+        above = torch.zeros(len(lists), dtype=torch.int32, device=self.scores.device)
+        return Direction(side, rows.start, self.lengths[number], lists, self.caps[number][rows], above)
 
-    def stripe(self, images: slice) -> tuple[Tensor, Tensor, Tensor | None]:
+    def stripe(self, images: slice) -> tuple[Tensor, Tensor, Tensor]:
         """The finished lists of these images: rows and scores (n, h), and how many texts were above the caps."""
         of_images = self._direction("images", images)
         for texts in _slices(self.scores.sizes[1], self.width):
@@ -92,11 +91,8 @@ class Sweep:
 
     def _add(self, into: Direction, lines: slice, block: Tensor, first: int) -> None:
         """`block` (lines, others), its first column row `first` of the other side."""
-        if into.caps is not None and into.above is not None:
-            above = block > self.scores.surely_above(into.caps[lines])[:, None]
-            into.above[lines] += above.sum(dim=1)
-            block = block.masked_fill(above, -torch.inf)
-        into.lists.add_block(lines, block, first, self.scores.unit)
+        caps = self.scores.surely_above(into.caps[lines])
+        into.above[lines] += into.lists.add_block(lines, block, caps, first, self.scores.unit)
 
     def finish(self, direction: Direction, lines: slice) -> tuple[Tensor, Tensor]:
         """Rows and scores (n, h) of the finished lists of these lines."""
@@ -115,10 +111,9 @@ class Sweep:
         least = rough.amin(dim=1)  # (n,) -inf: every candidate is in the list
         exact = self.scores.rescore(direction.side, direction.anchors(lines), rows.clamp(min=0).long(), rough)
         exact = exact.masked_fill(rough == -torch.inf, -torch.inf)
-        if direction.caps is not None and direction.above is not None:
-            over = exact > direction.caps[lines][:, None]
-            direction.above[lines] += over.sum(dim=1)
-            exact = exact.masked_fill(over, -torch.inf)
+        over = exact > direction.caps[lines, None]
+        direction.above[lines] += over.sum(dim=1)
+        exact = exact.masked_fill(over, -torch.inf)
         everything = self.scores.sizes[direction.side == "images"]
         rows, exact = ordered(rows, exact, direction.length)
         weak = (least > -torch.inf) & ~(exact[:, -1] > self.scores.at_most(least))
@@ -136,24 +131,21 @@ class Sweep:
             own = (group - direction.first).to(lines.device)
             rows = torch.empty(len(group), 0, dtype=torch.int32, device=lines.device)
             best = torch.empty(len(group), 0, device=lines.device)
-            above = torch.zeros(len(group), dtype=torch.int64, device=lines.device)
+            direction.above[own] = 0
             for others in self._others(1 - number):
                 block = self.scores.exact(side, group, others) + 0.0  # (n, b), with -0.0 as 0.0
                 if side == "images":
                     self._exclude(block, group, others)
                 else:
                     self._exclude(block.T, others, group)
-                if direction.caps is not None:
-                    over = block > direction.caps[own][:, None]
-                    above += over.sum(dim=1)
-                    block.masked_fill_(over, -torch.inf)
+                over = block > direction.caps[own, None]
+                direction.above[own] += over.sum(dim=1).int()
+                block.masked_fill_(over, -torch.inf)
                 # Rows ascend from block to block, and a stable sort keeps the lower of equal ones in front.
                 number_of = torch.arange(others.start, others.stop, dtype=torch.int32, device=lines.device)
                 rows = torch.cat([rows, number_of.expand(len(group), -1)], dim=1)
                 best, order = torch.cat([best, block], dim=1).sort(dim=1, descending=True, stable=True)
                 best, rows = best[:, : direction.length], rows.gather(1, order[:, : direction.length])
-            if direction.above is not None:
-                direction.above[own] = above
             parts.append(ordered(rows, best, direction.length))
         return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
 

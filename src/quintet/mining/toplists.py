@@ -12,6 +12,7 @@ from torch import Tensor
 from quintet import distributed
 
 ENTRY_BYTES = 32  # what merging one entry needs at once: scores, rows, positions and copies
+ROOM = 32  # candidates of a block that may be above the cap before its line is masked and selected from again
 _NO_ROW = 2**31 - 1
 
 
@@ -29,10 +30,25 @@ class TopLists:
     def keep(self) -> int:
         return self.rows.shape[1]
 
-    def add_block(self, lines: slice, scores: Tensor, first: int, unit: float = 1.0) -> None:
-        """Take in a block (lines, b) whose first column is row `first`; its scores count in multiples of `unit`."""
-        best, column = scores.topk(min(self.keep, scores.shape[1]), dim=1, sorted=False)  # (lines, <= keep)
+    def add_block(self, lines: slice, scores: Tensor, caps: Tensor, first: int, unit: float = 1.0) -> Tensor:
+        """Take in a block (lines, b) whose first column is row `first`; its scores count in multiples of `unit`.
+
+        Scores above `caps` (lines,) are left out. Returns how many these were, (lines,). Only selected scores are
+        compared with the caps: the best `keep + ROOM` hold the best `keep` that remain when up to `ROOM` are left out.
+        """
+        wanted = min(self.keep + ROOM, scores.shape[1])
+        best, column = scores.topk(wanted, dim=1, sorted=False)  # (lines, wanted)
+        over = best > caps[:, None]
+        best.masked_fill_(over, -torch.inf)
+        above = over.sum(dim=1)
+        crowded = (above > ROOM).nonzero().squeeze(1)
+        if len(crowded):
+            part = scores[crowded]
+            over = part > caps[crowded, None]
+            above[crowded] = over.sum(dim=1)
+            best[crowded], column[crowded] = part.masked_fill_(over, -torch.inf).topk(wanted, dim=1, sorted=False)
         self._merge(lines, (column + first).int(), best.float() * unit)
+        return above
 
     def add_entries(self, lines: Tensor, rows: Tensor, scores: Tensor) -> None:
         """Take in single candidates (p,), at most `keep` of each line, with `lines` ascending."""
