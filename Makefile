@@ -7,12 +7,13 @@ PIP := $(BIN)/python -m pip install --no-compile --quiet --disable-pip-version-c
 # One thread a worker: two pytest workers on two cores.
 TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
-.PHONY: help demo test test-all lint format benchmark clean
+.PHONY: help demo test test-all lint format torture benchmark clean
 
 help:
 	@echo "make demo       train, measure and search on generated pictures (about 3 minutes)"
 	@echo "make test       the quick tests"
 	@echo "make test-all   the slow tests too"
+	@echo "make torture    attack commands and files for 30 minutes (MINUTES=5 SEED=1); docs/reliability.md"
 	@echo "make lint       ruff, mypy, import directions"
 	@echo "make format     let ruff tidy the code"
 
@@ -37,6 +38,14 @@ test: $(VENV)/.installed-dev
 
 test-all: $(VENV)/.installed-dev
 	$(TEST) -m "not gpu"
+
+# How long, and which attacks: the same seed makes the same tries.
+MINUTES ?= 30
+SEED ?= 0
+torture: $(VENV)/.installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/torture/campaign.py --minutes $(MINUTES) --seed $(SEED) \
+		--out benchmarks/results/torture.json
+	$(BIN)/python benchmarks/torture/reliability_page.py
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
