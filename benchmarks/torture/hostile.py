@@ -14,7 +14,9 @@ import random
 import shutil
 import struct
 import tarfile
+import warnings
 import zlib
+from argparse import Namespace
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,9 +26,12 @@ import numpy as np
 import torch
 from attack import Attack, Outcome, copy_tree, in_child
 from material import Material
+from PIL import Image
+from safetensors.numpy import load_file
 
 import quintet
 
+warnings.filterwarnings("ignore", message=".*quantize")  # old tensors are what is attacked with
 NESTED = "[" * 100_000 + "]" * 100_000
 FIELDS = ("caption", "album", "date", "rating", "tags", "kind", "path", "")
 VALUES: tuple[Any, ...] = (
@@ -121,8 +126,6 @@ def _bomb(side: int) -> bytes:
 
 
 def _exif(good: bytes, rng: random.Random) -> bytes:
-    from PIL import Image
-
     buffer = io.BytesIO()
     image = Image.open(io.BytesIO(good)).convert("RGB")
     exif = image.getexif()
@@ -265,8 +268,6 @@ def checkpoints(rng: random.Random, made: Material, folder: Path) -> Iterator[Ou
     good = material.checkpoint()
     image, text = good["model"]
     weight = image["fc.weight"]
-    from argparse import Namespace
-
     changes: dict[str, dict[str, Any]] = {
         "pickle in opt": {"opt": evil},
         "pickle in model": {"model": [image, evil]},
@@ -344,8 +345,6 @@ def arrays(rng: random.Random, made: Material, folder: Path) -> Iterator[Outcome
 
 
 def _finite(run: Path) -> bool:
-    from safetensors.numpy import load_file
-
     return all(np.isfinite(array).all() for array in load_file(run / "weights.safetensors").values())
 
 
