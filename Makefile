@@ -43,9 +43,9 @@ test-all: $(VENV)/.installed-dev
 MINUTES ?= 30
 SEED ?= 0
 torture: $(VENV)/.installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/torture/campaign.py --minutes $(MINUTES) --seed $(SEED) \
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.torture.campaign --minutes $(MINUTES) --seed $(SEED) \
 		--out benchmarks/results/torture.json
-	$(BIN)/python benchmarks/torture/reliability_page.py
+	$(BIN)/python -m benchmarks.pages.reliability_page
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

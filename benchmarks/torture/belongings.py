@@ -9,11 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import material
-from attack import Attack, Outcome, copy_tree, in_child
-from material import Material
-
 import quintet
+from benchmarks.torture import material
+from benchmarks.torture.attack import Attack, Outcome, copy_tree, in_child
+from benchmarks.torture.material import Material
 
 # Names that Quintet itself uses, and names that people use.
 NAMES = (

@@ -1,7 +1,7 @@
 """`make torture`: attacks the commands and files of Quintet until the time is up, and says what survived.
 
-    python benchmarks/torture/campaign.py --minutes 30 --seed 0 --out benchmarks/results/torture.json
-    python benchmarks/torture/campaign.py --only "bit flip: index" --turn 17 --seed 0     # one try again
+    python -m benchmarks.torture.campaign --minutes 30 --seed 0 --out benchmarks/results/torture.json
+    python -m benchmarks.torture.campaign --only "bit flip: index" --turn 17 --seed 0     # one try again
 
 A try is a function of seed, attack and turn; only kills at random times depend on the speed of the machine as well.
 """
@@ -22,15 +22,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import belongings
-import damage
-import hostile
-import interruptions
-import sharing
 import torch
-from attack import Attack, Outcome, in_child
-from material import Material, make_material
 
+from benchmarks.torture import belongings, damage, hostile, interruptions, sharing
+from benchmarks.torture.attack import Attack, Outcome, in_child
+from benchmarks.torture.material import Material, make_material
 from quintet.evaluation.result import provenance
 from quintet.files import write_json
 

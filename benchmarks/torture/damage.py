@@ -14,9 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import material
-from attack import Attack, Outcome, copy_tree, in_child
-from material import Material
+from benchmarks.torture import material
+from benchmarks.torture.attack import Attack, Outcome, copy_tree, in_child
+from benchmarks.torture.material import Material
 
 NESTED = "[" * 100_000
 VALUES: list[Any] = [

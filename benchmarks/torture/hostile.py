@@ -21,15 +21,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import material
 import numpy as np
 import torch
-from attack import Attack, Outcome, copy_tree, in_child
-from material import Material
 from PIL import Image
 from safetensors.numpy import load_file
 
 import quintet
+from benchmarks.torture import material
+from benchmarks.torture.attack import Attack, Outcome, copy_tree, in_child
+from benchmarks.torture.material import Material
 
 warnings.filterwarnings("ignore", message=".*quantize")  # old tensors are what is attacked with
 NESTED = "[" * 100_000 + "]" * 100_000

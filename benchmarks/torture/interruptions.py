@@ -14,12 +14,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import material
-from attack import Attack, Ending, Outcome, copy_tree, digest, in_child, left_over
-from faults import ERRORS, FileFaults, limit_file_size
-from material import Material
-
 import quintet
+from benchmarks.torture import material
+from benchmarks.torture.attack import Attack, Ending, Outcome, copy_tree, digest, in_child, left_over
+from benchmarks.torture.faults import ERRORS, FileFaults, limit_file_size
+from benchmarks.torture.material import Material
 from quintet.errors import QuintetError
 
 

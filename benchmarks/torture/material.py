@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import torch
 import yaml
-from attack import digest
 
 import quintet
+from benchmarks.torture.attack import digest
 from quintet.backbones.create import create_tower
 from quintet.data.batches import ImageBatch
 from quintet.data.corpus import Corpus

@@ -9,9 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import material
-from attack import Attack, Outcome, copy_tree, digest, in_child, left_over, start_child, wait_for
-from material import Material
+from benchmarks.torture import material
+from benchmarks.torture.attack import Attack, Outcome, copy_tree, digest, in_child, left_over, start_child, wait_for
+from benchmarks.torture.material import Material
 
 WRITERS: dict[str, tuple[Callable[[Material, Path, int], Any], Callable[[Material, Path], Any]]] = {
     "train": (

@@ -21,8 +21,7 @@ RESULT = ROOT / "benchmarks/results/torture.json"
 
 
 @pytest.fixture
-def torture(script: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(ROOT / "benchmarks/torture")
+def torture(script: Any) -> Any:
     return script
 
 

@@ -1,20 +1,17 @@
 """The part of docs/reliability.md between its markers, from benchmarks/results/torture.json.
 
-python benchmarks/torture/reliability_page.py
+python -m benchmarks.pages.reliability_page
 """
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
+from benchmarks.pages.plain_table import table
+
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "benchmarks"))
-
-from plain_table import table  # noqa: E402
-
 RESULT, PAGE = ROOT / "benchmarks/results/torture.json", ROOT / "docs/reliability.md"
 BEGIN, END = "<!-- campaign: begin (generated) -->", "<!-- campaign: end -->"
 TITLES = {
