@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from quintet.errors import QuintetError
-from quintet.files import atomic_write
+from quintet.files import atomic_write, user_path
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class Codes:
         from safetensors.torch import load_file
 
         try:
-            return Codes(**load_file(path))
+            return Codes(**load_file(user_path(path)))
         except FileNotFoundError:
             raise QuintetError(f"{path} does not exist") from None
         except (SafetensorError, TypeError, ValueError) as error:

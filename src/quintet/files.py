@@ -24,6 +24,15 @@ _UMASK = os.umask(0o077)
 os.umask(_UMASK)
 
 
+def user_path(path: Path | str | os.PathLike[str]) -> Path:
+    """A path as people write it: a leading ~ is the home folder, as in a shell. A file called "~copy.jpg" stays itself.
+
+    >>> user_path("runs/first"), user_path("~copy.jpg"), user_path("~/runs") == Path.home() / "runs"
+    (PosixPath('runs/first'), PosixPath('~copy.jpg'), True)
+    """
+    return Path(os.path.expanduser(path))  # noqa: PTH111  # Path.expanduser fails for a file called "~copy.jpg"
+
+
 @contextmanager
 def atomic_write(path: Path | str, *, sync: bool = True) -> Iterator[Path]:
     """Yield a temporary path in the same folder; on success it replaces `path`, on any failure it is removed.
@@ -31,7 +40,7 @@ def atomic_write(path: Path | str, *, sync: bool = True) -> Iterator[Path]:
     A crash, a kill or a full disk while writing keeps the previous file at `path`. With `sync=False` that does not
     cover a power failure: for many small files, followed by one `os.sync()`.
     """
-    path = Path(path)
+    path = user_path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent)

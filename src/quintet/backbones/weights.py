@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from quintet.errors import QuintetError
+from quintet.files import user_path
 
 COUNTER = "num_batches_tracked"  # BatchNorm's step counter: some files leave it out, and it changes nothing here
 
@@ -23,13 +24,13 @@ def first_line(error: BaseException) -> str:
 
 def hub_source(name: str) -> str:
     """What Hugging Face's `from_pretrained` takes: the path of a folder, or a name on the hub."""
-    folder = Path(name).expanduser()
+    folder = user_path(name)
     return str(folder) if folder.is_dir() else name
 
 
 def read_weights(path: Path | str) -> dict[str, Tensor]:
     """The tensors of a .safetensors or .pth/.pt/.bin file. Nothing in the file is executed."""
-    path = Path(path)
+    path = user_path(path)
     if not path.is_file():
         raise QuintetError(f"weights file {path} does not exist")
     if path.suffix == ".safetensors":

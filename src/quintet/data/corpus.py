@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from quintet.errors import CorpusError, QuintetError, suggest
-from quintet.files import begin_folder, read_header, read_json, read_jsonl, write_json, write_jsonl
+from quintet.files import begin_folder, read_header, read_json, read_jsonl, user_path, write_json, write_jsonl
 
 FORMAT, VERSION = "quintet-corpus", 1
 HEADER, TABLES = "corpus.json", ("images.jsonl", "texts.jsonl", "splits.json")
@@ -214,7 +214,7 @@ class Corpus:
 
         `CorpusError` names a file that is in the way.
         """
-        folder = Path(folder)
+        folder = user_path(folder)
         begin_folder(folder, HEADER, FORMAT, TABLES)
         write_jsonl(folder / "images.jsonl", (_image_row(image) for image in self.images))
         write_jsonl(folder / "texts.jsonl", (_text_row(text) for text in self.texts))
@@ -224,7 +224,7 @@ class Corpus:
     @staticmethod
     def open(folder: Path | str) -> Corpus:
         """Read a corpus folder, as `quintet data import` and `quintet.import_corpus` write it."""
-        folder = Path(folder)
+        folder = user_path(folder)
         head = read_corpus_head(folder)
         try:
             images = [_read_image(row) for row in read_jsonl(folder / "images.jsonl")]

@@ -52,7 +52,7 @@ def open_image(
     path = Path(source)
     name = name or str(path)
     if not path.exists():
-        raise ImageError(f"{name} does not exist; was it moved or deleted since the import?")
+        raise ImageError(f"{name} does not exist; was it moved or deleted?")
     if not path.is_file():
         raise ImageError(f"{name} is not a file; give the path of an image")
     try:

@@ -20,6 +20,7 @@ from quintet.data.corpus import Split
 from quintet.errors import CorpusError, QuintetError
 from quintet.evaluation.scoring import Member
 from quintet.evaluation.significance import Interval
+from quintet.files import user_path
 from quintet.runs.devices import full_precision
 
 JUDGEMENTS = (1, 2, 3, 4)
@@ -71,7 +72,7 @@ class Agreement:
 
 def read_expert_annotations(path: Path | str) -> ExpertAnnotations:
     """ExpertAnnotations.txt as distributed: IMAGE TAB CAPTION_ID TAB JUDGEMENT TAB JUDGEMENT TAB JUDGEMENT."""
-    path = Path(path)
+    path = user_path(path)
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:

@@ -52,7 +52,7 @@ def extract_features(
     crop: Crop = "squeeze",
     batch_size: int = 16,
     dtype: Dtype = "float16",
-    device: str = "auto",
+    device: torch.device | str = "auto",
     workers: int = 4,
     overwrite: bool = False,
     progress: bool | Progress = False,

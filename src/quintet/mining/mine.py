@@ -23,6 +23,7 @@ from quintet.codes import Codes
 from quintet.data.corpus import Corpus, Split, as_corpus, split_checksum
 from quintet.data.negatives import NegativeLists
 from quintet.errors import QuintetError
+from quintet.files import user_path
 from quintet.mining.block_scores import HALVES, Precision, TileScores, float32_sums, make_scores
 from quintet.mining.exclude import Exclusions
 from quintet.mining.journal import VERSION, Journal, remove_journal
@@ -89,7 +90,7 @@ def mine(
         split = corpus.split(split) if isinstance(split, str) else split
         journal = None
         if out is not None:
-            out = Path(out)
+            out = user_path(out)
             finished = _finished(out, run, split, options)
             if finished is not None:
                 return finished

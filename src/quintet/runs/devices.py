@@ -11,13 +11,13 @@ import torch
 from quintet.errors import QuintetError
 
 
-def pick_device(name: str) -> torch.device:
+def pick_device(name: torch.device | str) -> torch.device:
     """ "cuda" is the GPU of this process; "auto" is that GPU if there is one, else the CPU."""
     try:
-        device = torch.device(device_name(name, torch.cuda.is_available()))
+        device = torch.device(device_name(str(name), torch.cuda.is_available()))
         torch.empty(0, device=device)  # a device torch knows need not be one this machine has
     except (RuntimeError, AssertionError) as error:
-        raise QuintetError(f"no device {name!r} here: {str(error).partition(chr(10))[0]}") from None
+        raise QuintetError(f"no device {str(name)!r} here: {str(error).partition(chr(10))[0]}") from None
     if device.type == "cuda":
         torch.cuda.set_device(device)
     return device

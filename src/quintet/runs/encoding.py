@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import contextmanager
 from itertools import chain, islice
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, TypeVar
 
@@ -19,6 +20,7 @@ from quintet.data.images import open_image
 from quintet.data.loading import batches_ahead
 from quintet.data.tokenizers import Tokenizer, text_batch
 from quintet.errors import ArgumentError, QuintetError
+from quintet.files import user_path
 from quintet.protocols import Matcher, evaluation_mode
 from quintet.runs.devices import cores_for_decoding, full_precision
 
@@ -89,7 +91,7 @@ class PixelView:
 
 
 def read_batches(
-    images: Iterable[ImageFile], view: ImageView, device: torch.device, batch_size: int, workers: int
+    images: Iterable[ImageFile | ImageBatch], view: ImageView, device: torch.device, batch_size: int, workers: int
 ) -> Iterator[ImageBatch]:
     """Images as their view makes batches of them, read in threads a few batches ahead."""
 
@@ -103,16 +105,21 @@ def read_batches(
             yield view.batch(torch.stack(pixels), sizes)  # (n, 3, height, width) -> fragments (n, L, d), or as it is
 
 
-def token_batches(texts: Iterable[str], tokenizer: Tokenizer, batch_size: int) -> Iterator[TextBatch]:
+def token_batches(texts: Iterable[str | TextBatch], tokenizer: Tokenizer, batch_size: int) -> Iterator[TextBatch]:
     """Texts as batches of token ids."""
     numbered = enumerate(texts)
-    while some := list(islice(numbered, batch_size)):
-        for number, text in some:
-            if not isinstance(text, str):
-                raise ArgumentError(_expected("text", text, f" (item {number})"))
-            if not text.strip():
-                raise ArgumentError(f"text {number} is empty; say in a few words what the image should show")
-        yield text_batch(tokenizer, [text for _, text in some])
+    while some := [_checked_text(number, text) for number, text in islice(numbered, batch_size)]:
+        yield text_batch(tokenizer, some)
+
+
+def _checked_text(number: int, text: object) -> str:
+    if isinstance(text, TextBatch):
+        raise ArgumentError(f"item {number} is a TextBatch among strings; give one kind")
+    if not isinstance(text, str):
+        raise ArgumentError(_expected("text", text, f" (item {number})"))
+    if not text.strip():
+        raise ArgumentError(f"text {number} is empty; say in a few words what the image should show")
+    return text
 
 
 def look_ahead(items: Iterable[Any], kind: str) -> tuple[Any, Iterable[Any], int | None]:
@@ -139,12 +146,14 @@ def _kind(thing: object) -> str:
     return f"{type(thing).__module__}.{type(thing).__qualname__}".removeprefix("builtins.")
 
 
-def _openable(images: Iterable[ImageFile]) -> Iterator[Path | PILImage]:
+def _openable(images: Iterable[ImageFile | ImageBatch]) -> Iterator[Path | PILImage]:
     for number, image in enumerate(images):
+        if isinstance(image, ImageBatch):
+            raise ArgumentError(f"item {number} is an ImageBatch among paths and PIL images; give one kind")
         if isinstance(image, PILImage):
             yield open_image(image, name=f"image {number}")  # here: two threads must not decode one PIL image
         elif isinstance(image, str | os.PathLike):
-            yield Path(image)
+            yield user_path(image)
         else:
             raise ArgumentError(_expected("image", image, f" (item {number})"))
 
@@ -159,8 +168,8 @@ def batches_only(batches: Iterable[Any], kind: type[Batch]) -> Iterator[Batch]:
 
 def positive(number: int, name: str = "batch_size") -> int:
     """The number, which must be at least 1."""
-    if number < 1:
-        raise ArgumentError(f"{name} must be at least 1, got {number}")
+    if not isinstance(number, Integral) or number < 1:
+        raise ArgumentError(f"{name} must be at least 1, and a whole number, got {number!r}")
     return number
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from quintet.backbones.extractor import FeatureExtractor, same_tower
 from quintet.codes import Codes
 from quintet.data.batches import ImageBatch, TextBatch
-from quintet.data.corpus import Corpus, Image, Split, Text
+from quintet.data.corpus import Corpus, Image, Split, Text, as_corpus
 from quintet.data.feature_store import FeatureStore
 from quintet.data.loading import FeatureImages, ImageSource, PixelImages, TokenizedTexts, image_batches, text_batches
 from quintet.data.tokenizers import Tokenizer, load_tokenizer
@@ -100,7 +100,7 @@ class Run:
 
     def to(self, device: torch.device | str) -> Run:
         """Move the matcher, and the image tower if it is loaded. Returns this run."""
-        self.device = pick_device(str(device))
+        self.device = pick_device(device)
         self.matcher.to(self.device)
         if self._view is not None:
             self._view.to(self.device)
@@ -147,7 +147,7 @@ class Run:
 
     def encode_images(
         self,
-        images: ImageFile | ImageBatch | Iterable[ImageFile] | Iterable[ImageBatch],
+        images: ImageFile | ImageBatch | Iterable[ImageFile | ImageBatch],
         *,
         batch_size: int = IMAGES_AT_ONCE,
         workers: int = WORKERS,
@@ -174,7 +174,7 @@ class Run:
 
     def encode_texts(
         self,
-        texts: str | TextBatch | Iterable[str] | Iterable[TextBatch],
+        texts: str | TextBatch | Iterable[str | TextBatch],
         *,
         batch_size: int = TEXTS_AT_ONCE,
         progress: bool | Progress = False,
@@ -221,7 +221,7 @@ class Run:
 
     def encode_split(
         self,
-        corpus: Corpus,
+        corpus: Corpus | Path | str,
         split: Split | str,
         *,
         batch_size: int = TEXTS_AT_ONCE,
@@ -229,6 +229,7 @@ class Run:
         keep: torch.device | str = "cpu",
     ) -> tuple[Codes, Codes]:
         """The codes of all images and of all texts of a split, from the corpus's features or image files."""
+        corpus = as_corpus(corpus)
         split = corpus.split(split) if isinstance(split, str) else split
         images, texts = len(split.images), len(split.texts)
         with reported(progress, f"{split.name} with {self.name}", images + texts) as report:
@@ -268,11 +269,11 @@ class Run:
         self, corpus: Corpus, images: Sequence[Image], batch_size: int = TEXTS_AT_ONCE
     ) -> Iterator[ImageBatch]:
         """Images of a corpus as the matcher takes them, in order."""
-        return image_batches(self.image_source(corpus), images, batch_size)
+        return image_batches(self.image_source(corpus), images, positive(batch_size))
 
     def text_batches(self, texts: Sequence[Text], batch_size: int = TEXTS_AT_ONCE) -> Iterator[TextBatch]:
         """Texts of a corpus as the matcher takes them, in order."""
-        return text_batches(TokenizedTexts(self._required_tokenizer(), texts), batch_size)
+        return text_batches(TokenizedTexts(self._required_tokenizer(), texts), positive(batch_size))
 
     def _encode(
         self,
@@ -283,7 +284,9 @@ class Run:
         keep: torch.device | str,
     ) -> Codes:
         with reported(progress, f"{kind} with {self.name}", total) as report:
-            return encode_batches(self.matcher, batches, self.device, keep, lambda done: report(done, None))
+            return encode_batches(
+                self.matcher, batches, self.device, pick_device(str(keep)), lambda done: report(done, None)
+            )
 
     def _required_tokenizer(self) -> Tokenizer:
         if self.tokenizer is None:
@@ -343,7 +346,7 @@ def load(
     state, _ = load_tensors(weights)
     load_weights(matcher, state, weights)
     tokenizer = folder / "tokenizer.json"
-    opened_on = pick_device(str(device))
+    opened_on = pick_device(device)
     return Run(
         folder=folder,
         name=head["name"],

@@ -19,7 +19,7 @@ from typing import Any
 
 import quintet
 from quintet.errors import QuintetError, RunError
-from quintet.files import read_json
+from quintet.files import read_json, user_path
 
 FORMAT, VERSION = "quintet-run", 1
 
@@ -56,7 +56,7 @@ def locate(path: Path | str, stage: str | None = None) -> tuple[Path, str | None
     >>> locate("runs/first"), locate("runs/first/stages/online/selected.safetensors")
     ((PosixPath('runs/first'), None), (PosixPath('runs/first'), 'online'))
     """
-    path = Path(path)
+    path = user_path(path)
     if not path.exists():
         path = shipped_runs().get(str(path), path)
     if path.name in ("weights.safetensors", "selected.safetensors"):

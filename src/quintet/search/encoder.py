@@ -37,7 +37,7 @@ class Prepared:
 class Encoder:
     """The runs of an index. `encode_*` give one `Codes` for each run, in their order, on the CPU."""
 
-    def __init__(self, runs: Sequence[Run], *, device: str = "auto", towers: Path | None = None) -> None:
+    def __init__(self, runs: Sequence[Run], *, device: torch.device | str = "auto", towers: Path | None = None) -> None:
         """`towers`: where an index keeps the weights of image towers; None looks where the features came from."""
         if not runs:
             raise SearchError("an index needs at least one run")

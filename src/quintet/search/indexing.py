@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
+from quintet.data.corpus import Corpus
 from quintet.evaluation.result import provenance
-from quintet.files import read_json
+from quintet.files import read_json, user_path
+from quintet.runs.encoding import Progress, reported
 from quintet.runs.run import Run, load
 from quintet.search.encoded import EncodedItems, ImageEncoder, encode_texts
 from quintet.search.encoder import Encoder, Roles, assign_roles, first_vectors
@@ -27,7 +31,6 @@ from quintet.search.stores.choice import choose_store, faiss_kind, is_own, store
 from quintet.search.vector_search import exchange_index, prepare_index
 from quintet.search.vectors import CodeFiles, read_file_sets, remove_unused_files, retire
 
-Progress = Callable[[int, int], None]  # images and texts done, and in all
 PathLike = Path | str
 PRECISIONS = ("bfloat16", "float16", "float32")
 AT_ONCE = 4096  # vectors given to an engine
@@ -46,19 +49,19 @@ class BuildReport:
 
 def build_index(
     run: PathLike | Run | Sequence[PathLike | Run],
-    sources: PathLike | Sequence[PathLike],
+    sources: PathLike | Corpus | Sequence[PathLike | Corpus],
     out: PathLike,
     *,
-    texts: PathLike | None = None,
+    texts: PathLike | Corpus | None = None,
     rerank_with: PathLike | Run | Sequence[PathLike | Run] = (),
     split: str | None = None,
     store: str = "auto",
     precision: str = "bfloat16",
-    device: str = "auto",
+    device: torch.device | str = "auto",
     batch_size: int = 32,
     workers: int = 4,
     overwrite: bool = False,
-    progress: Progress | None = None,
+    progress: bool | Progress = False,
 ) -> BuildReport:
     """Index the images of `sources` (folders, corpora, tar shards) and the texts of `texts`.
 
@@ -68,15 +71,15 @@ def build_index(
     `run`: an opened run, the folder of one, or the name of one that comes with Quintet; several are one ensemble,
     whose score is the mean of theirs. `rerank_with`: runs whose whole score can put the best candidates in order.
     `precision`: of stored fragments. `split`: of corpora, only this split. `overwrite`: replace what is there, an index
-    of other runs, say. `progress(done, total)` is called after every batch.
+    of other runs, say. `progress`: True draws a bar; a function is called with (done, total) after every batch.
 
         report = build_index("quintet-small", "~/Pictures", "photos.index")
     """
     began = time.monotonic()
-    places = [Path(source).expanduser() for source in _several(sources)]
-    texts = None if texts is None else Path(texts).expanduser()
+    places = [source.root if isinstance(source, Corpus) else user_path(source) for source in _several(sources)]
+    texts = None if texts is None else texts.root if isinstance(texts, Corpus) else user_path(texts)
     _check(places, texts, precision, batch_size)
-    index = Path(out).expanduser().resolve()
+    index = user_path(out).resolve()
     check_sources(index, [*places, *([] if texts is None else [texts])])
     team = _open_team(_several(run), _several(rerank_with), device, precision)
     with writing(index) as name:
@@ -84,7 +87,10 @@ def build_index(
             read_marker(index)
             if not (index / "items.sqlite").exists():
                 raise StaleIndex(f"{index / 'items.sqlite'} is missing; build the index again with --overwrite")
-        with closing(ItemDatabase.open_writer(index / "items.sqlite")) as database:
+        with (
+            closing(ItemDatabase.open_writer(index / "items.sqlite")) as database,
+            reported(progress, f"indexing {index.name}", None) as report,
+        ):
             before = _before(index, database, team, overwrite)
             remove_unused_files(database, index / "vectors")
             old = _entries_of(database, before)
@@ -102,7 +108,7 @@ def build_index(
             encoded = {
                 kind: EncodedItems(database, index / "vectors", kind, team.fingerprint, precision) for kind in KINDS
             }
-            count = _Count(len(found.images) + len(found_texts), progress)
+            count = _Count(len(found.images) + len(found_texts), report)
             images = ImageEncoder(encoded["image"], team.encoder, batch_size=batch_size, workers=workers)
             contents = images.encode(found, _known_contents(found, by_path), count)
             made = images.encoded + encode_texts(encoded["text"], team.encoder, found_texts, batch_size, count)
@@ -152,7 +158,7 @@ def build_index(
 
 
 def _several(value: Any) -> list[Any]:
-    return [value] if isinstance(value, str | Path | Run) else list(value)
+    return [value] if isinstance(value, str | os.PathLike | Run | Corpus) else list(value)
 
 
 def _check(sources: Sequence[Path], texts: Path | None, precision: str, batch_size: int) -> None:
@@ -167,13 +173,12 @@ def _check(sources: Sequence[Path], texts: Path | None, precision: str, batch_si
 class _Count:
     """Adds up what is done, for a progress bar."""
 
-    def __init__(self, total: int, progress: Progress | None) -> None:
+    def __init__(self, total: int, progress: Progress) -> None:
         self.total, self.progress, self.done = total, progress, 0
 
     def __call__(self, more: int) -> None:
         self.done += more
-        if self.progress is not None:
-            self.progress(self.done, self.total)
+        self.progress(self.done, self.total)
 
 
 @dataclass(frozen=True)
@@ -186,7 +191,7 @@ class _Team:
 
 
 def _open_team(
-    own: Sequence[PathLike | Run], rerank_with: Sequence[PathLike | Run], device: str, precision: str
+    own: Sequence[PathLike | Run], rerank_with: Sequence[PathLike | Run], device: torch.device | str, precision: str
 ) -> _Team:
     opened = [each if isinstance(each, Run) else load(each, device="cpu") for each in own]
     if device == "auto" and opened and isinstance(own[0], Run):

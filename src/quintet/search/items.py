@@ -208,6 +208,8 @@ class ItemDatabase:
         try:
             with self._lock:
                 return self._connection.execute(statement, values).fetchall()
+        except sqlite3.ProgrammingError:
+            raise StaleIndex(f"{self.path} was closed; open the index again") from None
         except sqlite3.Error as error:
             raise StaleIndex(f"{self.path} cannot be read ({error}); build the index again") from error
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, overload
 
@@ -16,6 +16,7 @@ from quintet.codes import Codes
 from quintet.data.images import open_image
 from quintet.data.tokenizers import Tokenizer
 from quintet.errors import QuintetError
+from quintet.files import user_path
 from quintet.protocols import Matcher, ShowsAttention
 from quintet.runs.run import load
 from quintet.runs.run_folder import file_checksum, find_weights, locate
@@ -45,7 +46,9 @@ AT_ONCE = 512  # items whose fragments are in memory at a time
 Query = str | PILImage | os.PathLike[str]
 
 
-def open_index(path: Path | str, *, device: str = "auto", rerank_with: Path | str | None = None) -> Searcher:
+def open_index(
+    path: Path | str, *, device: torch.device | str = "auto", rerank_with: Path | str | None = None
+) -> Searcher:
     """Open what `build_index` made, to search it.
 
     - `device`: where queries are encoded; "auto" takes a GPU where there is one.
@@ -55,7 +58,7 @@ def open_index(path: Path | str, *, device: str = "auto", rerank_with: Path | st
             for hit in index.search("a dog in the snow", k=5):
                 print(f"{hit.score:.3f}", hit.path)
     """
-    return Searcher.open(Path(path).expanduser(), device=device, rerank_with=rerank_with)
+    return Searcher.open(path, device=device, rerank_with=rerank_with)
 
 
 class _Opened:
@@ -157,9 +160,11 @@ class Searcher:
         self._opened = opened
 
     @classmethod
-    def open(cls, index: Path | str, *, device: str = "auto", rerank_with: Path | str | None = None) -> Searcher:
+    def open(
+        cls, index: Path | str, *, device: torch.device | str = "auto", rerank_with: Path | str | None = None
+    ) -> Searcher:
         """`rerank_with`: of the runs that the index holds, the one to re-rank with (default: all meant for it)."""
-        index = Path(index).resolve()
+        index = user_path(index).resolve()
         for attempt in range(ATTEMPTS):
             generation = read_marker(index)
             try:
@@ -174,7 +179,7 @@ class Searcher:
         raise AssertionError("not reached")
 
     @classmethod
-    def _open(cls, index: Path, device: str, rerank_with: Path | str | None) -> Searcher:
+    def _open(cls, index: Path, device: torch.device | str, rerank_with: Path | str | None) -> Searcher:
         database = ItemDatabase.open_snapshot(index / "items.sqlite")
         try:
             manifest = Manifest.of(database)
@@ -234,7 +239,7 @@ class Searcher:
         """
         if isinstance(query, str | PILImage | os.PathLike):
             return self.search([query], k=k, kind=kind, where=where, rerank=rerank)[0]
-        queries = list(query)
+        queries: list[Any] = list(query) if isinstance(query, Iterable) else [query]
         for each in queries:
             if not isinstance(each, str | PILImage | os.PathLike):
                 raise SearchError(
@@ -247,7 +252,7 @@ class Searcher:
         }
         texts = [each for each in queries if isinstance(each, str)]
         images = [each for each in queries if not isinstance(each, str)]
-        opened = [each.convert("RGB") if isinstance(each, PILImage) else open_image(Path(each)) for each in images]
+        opened = [open_image(each if isinstance(each, PILImage) else user_path(each)) for each in images]
         by_text = iter(self.search_text(texts, rerank=rerank, **options))
         by_image = iter(self.search_image(opened, rerank=rerank, **options) if opened else [])
         return [next(by_text) if isinstance(each, str) else next(by_image) for each in queries]
@@ -427,7 +432,7 @@ def _shown(store: str) -> str:
     return store if is_own(store) else str(Address.parse(store))
 
 
-def _open_encoder(index: Path, manifest: Manifest, device: str) -> Encoder:
+def _open_encoder(index: Path, manifest: Manifest, device: torch.device | str) -> Encoder:
     runs = []
     for run in manifest.runs:
         opened = load(index / "runs" / run.weights, device="cpu")

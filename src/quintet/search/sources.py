@@ -120,7 +120,22 @@ def find_images(sources: Sequence[Path], index: Path, *, split: str | None, befo
                 f"{source} holds no images ({', '.join(IMAGE_SUFFIXES)}) and no tar shards{refused}; "
                 "the index is as it was"
             )
+    found.images = _once(found)
     return found
+
+
+def _once(found: Sources) -> list[Found]:
+    """The images without those of folders that a source before has named: a folder inside another, or a file of one."""
+    seen: set[str] = set()
+    images = []
+    for image in found.images:
+        if image.file is not None and found.roots[image.root].kind == "folder":
+            path = os.path.abspath(image.file)  # noqa: PTH100  # links are not followed: they are other paths
+            if path in seen:
+                continue
+            seen.add(path)
+        images.append(image)
+    return images
 
 
 def _find_in_folder(found: Sources, source: Path, index: Path, before: Before) -> None:
@@ -185,7 +200,7 @@ def _find_in_corpus(found: Sources, source: Path, split: str | None) -> None:
             continue
         path = paths[image.id]
         if not path.is_file():
-            found.unreadable.append((str(path), "does not exist; was it moved or deleted since the import?"))
+            found.unreadable.append((str(path), "does not exist; was it moved or deleted?"))
             continue
         here, start = (inside_root, source) if path.is_relative_to(source) else (outside_root, elsewhere)
         facts = path.stat()

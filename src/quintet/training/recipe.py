@@ -15,6 +15,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from quintet.errors import RecipeError, suggest
+from quintet.files import user_path
 from quintet.training.recipe_models import Recipe
 
 
@@ -171,7 +172,7 @@ def with_whole_paths(recipe: Recipe) -> Recipe:
     content = recipe.model_dump(mode="json", by_alias=True)
     names = [stage.name for stage in recipe.stages]
     if recipe.data.corpus is not None:
-        content["data"]["corpus"] = str(recipe.data.corpus.resolve())
+        content["data"]["corpus"] = str(user_path(recipe.data.corpus).resolve())
     for stage in content["stages"]:
         if stage["init"] not in ("scratch", "previous"):
             stage["init"] = _whole_path(stage["init"])
@@ -183,7 +184,7 @@ def with_whole_paths(recipe: Recipe) -> Recipe:
 
 def _whole_path(run: str) -> str:
     """A folder's whole path; the name of a run that comes with Quintet stays as it is."""
-    return str(Path(run).resolve()) if Path(run).exists() else run
+    return str(user_path(run).resolve()) if user_path(run).exists() else run
 
 
 def recipe_yaml(recipe: Recipe) -> str:
@@ -199,7 +200,7 @@ def _text(source: str | Path) -> str:
     if not _is_file(source):
         return recipe_text(str(source))
     try:
-        return Path(source).read_text(encoding="utf-8")
+        return user_path(source).read_text(encoding="utf-8")
     except FileNotFoundError:
         raise RecipeError(f"recipe file {source} does not exist") from None
     except UnicodeDecodeError as error:

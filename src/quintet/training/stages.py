@@ -12,7 +12,7 @@ from quintet import distributed
 from quintet.data.negatives import NegativeLists
 from quintet.data.tokenizers import Tokenizer, load_tokenizer
 from quintet.errors import RecipeError, RunError, suggest
-from quintet.files import read_json, write_text
+from quintet.files import read_json, user_path, write_text
 from quintet.mining.mine import mine
 from quintet.models import MODELS
 from quintet.protocols import Matcher, module_of
@@ -90,9 +90,11 @@ def stage_negatives(
     return lists
 
 
-def train(recipe: Recipe, out: Path | str, *, device: str = "auto", display: Display | None = None) -> dict[str, Any]:
+def train(
+    recipe: Recipe, out: Path | str, *, device: torch.device | str = "auto", display: Display | None = None
+) -> dict[str, Any]:
     """Train a recipe into a new run folder. Returns the selected validation metrics of each stage."""
-    out = Path(out)
+    out = user_path(out)
     if (out / "run.json").exists():
         raise RunError(
             f"{out} holds a run already; resume it with `quintet train --resume {out}`, or choose another folder"
@@ -119,9 +121,9 @@ def train(recipe: Recipe, out: Path | str, *, device: str = "auto", display: Dis
         return _run_stages(recipe, out, data, tokenizer, chosen, display)
 
 
-def resume(out: Path | str, *, device: str = "auto", display: Display | None = None) -> dict[str, Any]:
+def resume(out: Path | str, *, device: torch.device | str = "auto", display: Display | None = None) -> dict[str, Any]:
     """Continue a run exactly from its last checkpoint."""
-    out = Path(out)
+    out = user_path(out)
     head = read_head(out)
     if head["status"] == "complete":
         return dict(head.get("stages", {}))

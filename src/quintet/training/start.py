@@ -7,8 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from quintet.data.corpus import Corpus
 from quintet.errors import RecipeError
+from quintet.files import user_path
 from quintet.runs.run import Run, load
 from quintet.training import stages
 from quintet.training.logs import Display
@@ -24,7 +27,7 @@ def train(
     seed: int | None = None,
     overrides: Sequence[str] = (),
     resume: Path | str | None = None,
-    device: str = "auto",
+    device: torch.device | str = "auto",
     display: Display | None = None,
 ) -> Run:
     """Train a recipe into a new run folder, or continue a run; returns the run, opened.
@@ -58,9 +61,10 @@ def train(
         raise RecipeError(
             "name a recipe and a folder for the run, or a run to resume (`quintet recipes` lists recipes)"
         )
-    settings = list(overrides)
+    settings = [overrides] if isinstance(overrides, str) else list(overrides)
     if corpus is not None:
-        settings.append(f"data.corpus={json.dumps(str(corpus.root if isinstance(corpus, Corpus) else corpus))}")
+        folder = corpus.root if isinstance(corpus, Corpus) else user_path(corpus)
+        settings.append(f"data.corpus={json.dumps(str(folder))}")
     if seed is not None:
         settings.append(f"seed={seed}")
     stages.train(_recipe(recipe, settings), out, device=device, display=display)

@@ -15,7 +15,7 @@ from typing import Any
 from quintet.data.corpus import FORMAT, HEADER, TABLES, Corpus, Image
 from quintet.data.formats.assembly import ImageFolder
 from quintet.errors import CorpusError, suggest
-from quintet.files import begin_folder, check_folder, header_format
+from quintet.files import begin_folder, check_folder, header_format, user_path
 
 OLD_OPTIONS = {"pictures": "images"}  # earlier names, still understood
 
@@ -44,7 +44,7 @@ def import_corpus(
     >>> len(corpus.images), len(corpus.split("train").texts)
     (8, 20)
     """
-    chosen, source, out = get_format(format), Path(source), Path(out)
+    chosen, source, out = get_format(format), user_path(source), user_path(out)
     parsed = parse_options(chosen, options)
     if not source.exists() and not chosen.generated:
         raise CorpusError(f"{source} does not exist; SOURCE holds {chosen.help}")

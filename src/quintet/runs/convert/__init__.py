@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from quintet.data.vocabulary import WordVocabulary
+from quintet.files import user_path
 from quintet.runs.convert.kinds import KINDS, kinds, resolve
 from quintet.runs.convert.original import ConversionError, read_checkpoint
 from quintet.runs.convert.translate import read_vocabulary, translate
@@ -30,7 +31,7 @@ def convert(
     - `options`: replace options of the checkpoint, by the authors' names.
     - `features`: the features of a corpus (a folder under `CORPUS/features`) of the kind it was trained on.
     """
-    out = Path(out)
+    out = user_path(out)
     original = read_checkpoint(checkpoint)
     made = translate(kind, original, options)
     tokenizer = None if vocab is None else read_vocabulary(vocab)

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from quintet.errors import QuintetError
+from quintet.files import user_path
 
 # What a damaged or foreign file makes torch.load raise, besides its own UnpicklingError.
 DAMAGED = (RuntimeError, EOFError, ValueError, LookupError, TypeError, AttributeError, AssertionError, struct.error)
@@ -67,7 +68,7 @@ ALLOWED: list[Any] = [
 
 def read_checkpoint(path: Path | str) -> OriginalCheckpoint:
     """The tensors and options of an original checkpoint; a file that wants anything executed is refused."""
-    path = Path(path)
+    path = user_path(path)
     content = _load(path)
     if isinstance(content, Mapping) and isinstance(content.get("model"), Mapping):
         content = {**content, "model": _halves(content["model"])}

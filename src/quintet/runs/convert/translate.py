@@ -16,6 +16,7 @@ from torch import Tensor
 from quintet.data.vocabulary import WordVocabulary
 from quintet.data.wordpiece import WordPiece
 from quintet.errors import RecipeError, suggest
+from quintet.files import user_path
 from quintet.models import create_model
 from quintet.runs.convert.kinds import KINDS, Kind, Names, count_blocks, matrix_shapes, resolve
 from quintet.runs.convert.original import ConversionError, OriginalCheckpoint
@@ -58,7 +59,7 @@ def _refuse(what: str) -> Any:
 
 def read_vocabulary(path: Path | str) -> WordVocabulary | WordPiece:
     """An original vocabulary, or BERT's `vocab.txt`. Nothing in the file is executed."""
-    path = Path(path)
+    path = user_path(path)
     if not path.is_file():
         raise ConversionError(f"{path} does not exist" if not path.exists() else f"{path} is not a file")
     if path.suffix == ".txt":
