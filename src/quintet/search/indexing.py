@@ -311,7 +311,7 @@ def _commit(
     with database.transaction():
         earlier = None if database.head("manifest") is None else Manifest.of(database)
         if before is None:
-            database.change("DELETE FROM items")
+            database.remove_all()
         else:
             database.remove(old.keys() - new.keys())
         database.put(entry for id_, entry in new.items() if old.get(id_) != entry)

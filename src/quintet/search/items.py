@@ -8,21 +8,24 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import sqlite3
 import tempfile
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
 from quintet.search.errors import SearchError, StaleIndex, StoreError, UnknownItem
-from quintet.search.stores.where import Clause, Scalar, Where, glob, kind_of
+from quintet.search.stores.where import Clause, Scalar, Where, glob
 
+Facts = dict[str, Scalar]
 Kind = Literal["image", "text"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 LONGEST = 1_000  # characters of a text that filters see
@@ -42,14 +45,19 @@ CREATE TABLE IF NOT EXISTS codes (
     file TEXT NOT NULL, content TEXT NOT NULL, row INTEGER NOT NULL, facts TEXT NOT NULL, PRIMARY KEY (file, content)
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS items (
-    id TEXT PRIMARY KEY, kind TEXT NOT NULL, root INTEGER, path TEXT, text TEXT, metadata TEXT NOT NULL,
+    number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, kind TEXT NOT NULL, root INTEGER, path TEXT, text TEXT,
+    metadata TEXT NOT NULL,
     content TEXT NOT NULL, stamp TEXT NOT NULL, row INTEGER NOT NULL
 );
 CREATE INDEX IF NOT EXISTS items_by_row ON items (kind, row);
+CREATE TABLE IF NOT EXISTS fields (
+    field TEXT NOT NULL, value NOT NULL, item INTEGER NOT NULL, PRIMARY KEY (field, value, item)
+) WITHOUT ROWID;
 """
 _COLUMNS = "id, kind, root, path, text, metadata, content, stamp, row"
-# What filters see of an item besides its metadata: field -> SQL of a text, or NULL where there is none.
-ITEM_FIELDS = {"kind": "kind", "path": "path", "text": f"substr(text, 1, {LONGEST})"}
+# `fields` is what filters search: a row for each field of each item. SQLite sorts numbers before texts before blobs;
+# true and false are stored as blobs, so the values of one kind are one range of the primary key.
+BOOLEANS = {False: b"\x00", True: b"\x01"}
 
 
 @dataclass(frozen=True)
@@ -96,17 +104,18 @@ class ItemDatabase:
     """`items.sqlite`, for any number of threads: opened to read one snapshot, or by the one writer."""
 
     def __init__(
-        self, connection: sqlite3.Connection, path: Path, columns: Mapping[str, str], copied: Path | None = None
+        self, connection: sqlite3.Connection, path: Path, facts: Callable[[Item], Facts], copied: Path | None = None
     ) -> None:
-        """Use `open_snapshot` or `open_writer`. `columns`: see `ITEM_FIELDS`."""
-        self.path, self._connection, self._columns, self._copied = path, connection, columns, copied
+        """Use `open_snapshot` or `open_writer`. `facts`: what filters see of an item."""
+        self.path, self._connection, self._facts, self._copied = path, connection, facts, copied
+        self._same_for_a_kind = set(facts(Item("", "image")))  # not in `fields`
         self._lock = threading.RLock()
         connection.isolation_level = None  # transactions begin and end where this class says
         connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
         connection.create_function("fits", 2, _fits, deterministic=True)
 
     @classmethod
-    def open_snapshot(cls, path: Path, columns: Mapping[str, str] = ITEM_FIELDS) -> ItemDatabase:
+    def open_snapshot(cls, path: Path, facts: Callable[[Item], Facts] = Item.facts) -> ItemDatabase:
         """Read what was committed up to now, and nothing later."""
         if not path.is_file():
             raise StaleIndex(f"{path} is missing; build the index again")
@@ -118,7 +127,7 @@ class ItemDatabase:
             _remove(copied)
             raise StaleIndex(f"{path} cannot be opened ({error}); build the index again") from None
         try:
-            database = cls(connection, path, columns, copied)
+            database = cls(connection, path, facts, copied)
             connection.execute("PRAGMA query_only = 1")
             connection.execute("BEGIN")
             database.query("SELECT count(*) FROM items WHERE id = ''")  # from here on the snapshot is held
@@ -129,14 +138,14 @@ class ItemDatabase:
         return database
 
     @classmethod
-    def open_writer(cls, path: Path, columns: Mapping[str, str] = ITEM_FIELDS) -> ItemDatabase:
+    def open_writer(cls, path: Path, facts: Callable[[Item], Facts] = Item.facts) -> ItemDatabase:
         """Make the database where there is none. The caller holds the lock of the folder."""
         try:
             connection = sqlite3.connect(path, check_same_thread=False)
         except sqlite3.Error as error:
             raise _failed(path, error) from error
         try:
-            database = cls(connection, path, columns)
+            database = cls(connection, path, facts)
             _check_ours(connection, path)
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = FULL")  # a commit outlives a power cut
@@ -240,32 +249,60 @@ class ItemDatabase:
 
     def entries(self, ids: Sequence[str]) -> dict[str, Entry]:
         """Those of the ids that the index has."""
-        return {entry.item.id: entry for entry in _entries(self._select_in("id", ids))}
+        return {entry.item.id: entry for entry in _entries(self._select_in("id", ids, _COLUMNS))}
 
     def all(self, kind: Kind | None = None, where: Where | None = None) -> list[Entry]:
         """Every item, in the order of ids."""
-        text, values = self._condition(where)
-        if kind is not None:
-            text, values = f"kind = ? AND {text}", [kind, *values]
-        return _entries(self.query(f"SELECT {_COLUMNS} FROM items WHERE {text} ORDER BY id", values))
+        text, values = ("1", []) if kind is None else ("kind = ?", [kind])
+        return self._that_match(self.query(f"SELECT {_COLUMNS} FROM items WHERE {text} ORDER BY id", values), where)
 
     def rows(self, kind: Kind, where: Where | None = None) -> np.ndarray:
         """(n,) int64: the rows of a kind's items that match, each once, ascending."""
-        text, values = self._condition(where)
-        statement = f"SELECT DISTINCT row FROM items WHERE kind = ? AND {text} ORDER BY row"
-        return np.array([row for (row,) in self.query(statement, [kind, *values])], dtype=np.int64)
+        text, values = "kind = ?", list[object]([kind])
+        for clause in () if where is None else where.clauses:
+            if clause.field in self._same_for_a_kind:
+                if not clause.holds(self._facts(Item("", kind))[clause.field]):
+                    return np.empty(0, np.int64)
+                continue
+            parts = []
+            for condition, some in (_range(clause, reading) for reading in clause.readings):
+                parts.append(f"SELECT item FROM fields WHERE field = ? AND {condition}")
+                values += [clause.field, *some]
+            text += f" AND number IN ({' UNION ALL '.join(parts)})"
+        # This index alone answers: the items themselves, with their metadata, are not read.
+        statement = f"SELECT DISTINCT row FROM items INDEXED BY items_by_row WHERE {text} ORDER BY row"
+        return np.array([row for (row,) in self.query(statement, values)], dtype=np.int64)
 
     def at_rows(self, kind: Kind, rows: Sequence[int], where: Where | None = None) -> list[Entry]:
         """The items at these rows; equal images share one."""
-        text, values = self._condition(where)
-        return _entries(self._select_in("row", rows, f"kind = ? AND {text}", [kind, *values]))
+        return self._that_match(self._select_in("row", rows, _COLUMNS, "kind = ?", [kind]), where)
 
     def remove(self, ids: Iterable[str]) -> None:
-        self.change("DELETE FROM items WHERE id = ?", ((id_,) for id_ in ids))
+        found = self._select_in("id", list(ids), f"{_COLUMNS}, number")
+        entries = _entries([row[:-1] for row in found])
+        fields = (row for entry, found_ in zip(entries, found, strict=True) for row in self._fields(found_[-1], entry))
+        self.change("DELETE FROM fields WHERE field = ? AND value = ? AND item = ?", fields)
+        self.change("DELETE FROM items WHERE number = ?", ((row[-1],) for row in found))
+
+    def remove_all(self) -> None:
+        self.change("DELETE FROM items")
+        self.change("DELETE FROM fields")
 
     def put(self, entries: Iterable[Entry]) -> None:
         """Insert, or replace by id."""
-        self.change(f"INSERT OR REPLACE INTO items ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", map(_row, entries))
+        waiting = iter(entries)
+        while some := list({entry.item.id: entry for entry in islice(waiting, AT_ONCE)}.values()):
+            self.remove([entry.item.id for entry in some])
+            ((first,),) = self.query("SELECT 1 + coalesce(max(number), 0) FROM items")
+            columns, marks = f"{_COLUMNS}, number", ",".join("?" * 10)
+            numbered = list(enumerate(some, first))
+            rows = ((*_row(entry), number) for number, entry in numbered)
+            self.change(f"INSERT INTO items ({columns}) VALUES ({marks})", rows)
+            fields = [row for number, entry in numbered for row in self._fields(number, entry)]
+            fields.sort(
+                key=lambda row: (row[0], type(row[1]).__name__, row[1])
+            )  # neighbours on disk are quick to write
+            self.change("INSERT INTO fields VALUES (?, ?, ?)", fields)
 
     def close(self) -> None:
         with self._lock:
@@ -275,42 +312,45 @@ class ItemDatabase:
     # Inside
 
     def _select_in(
-        self, column: str, wanted: Sequence[object], more: str = "1", values: Sequence[object] = ()
+        self, column: str, wanted: Sequence[object], columns: str, more: str = "1", values: Sequence[object] = ()
     ) -> list[Any]:
         found: list[Any] = []
         for start in range(0, len(wanted), AT_ONCE):
             some = wanted[start : start + AT_ONCE]
             marks = ",".join("?" * len(some))
-            found += self.query(
-                f"SELECT {_COLUMNS} FROM items WHERE {column} IN ({marks}) AND {more}", [*some, *values]
-            )
+            found += self.query(f"SELECT {columns} FROM items WHERE {column} IN ({marks}) AND {more}", [*some, *values])
         return found
 
-    def _condition(self, where: Where | None) -> tuple[str, list[object]]:
-        """For a WHERE, and its parameters. It holds of the items of which `Where.matches` does."""
-        parts, values = ["1"], []
-        for clause in () if where is None else where.clauses:
-            readings = [_comparison(clause, reading, self._columns.get(clause.field)) for reading in clause.readings]
-            parts.append("(" + " OR ".join(text for text, _ in readings) + ")")
-            values += [value for _, some in readings for value in some]
-        return " AND ".join(parts), values
+    def _that_match(self, rows: Sequence[Sequence[Any]], where: Where | None) -> list[Entry]:
+        return [entry for entry in _entries(rows) if where is None or where.matches(self._facts(entry.item))]
+
+    def _fields(self, number: int, entry: Entry) -> list[tuple[str, Any, int]]:
+        facts = self._facts(entry.item).items()
+        return [
+            (field, BOOLEANS[value] if isinstance(value, bool) else value, number)
+            for field, value in facts
+            if field not in self._same_for_a_kind
+        ]
 
 
-def _comparison(clause: Clause, reading: Scalar, column: str | None) -> tuple[str, list[object]]:
-    """Every value is a parameter; nothing of a filter becomes part of the statement."""
-    path = f"$.{clause.field}"
-    type_, value = "json_type(metadata, ?)", "json_extract(metadata, ?)"
-    if column is not None:
-        type_, value = f"iif({column} IS NULL, {type_}, 'text')", f"coalesce({column}, {value})"
-    if kind_of(reading) is bool:
-        return f"{type_} = ?", [path, "true" if reading == (clause.operator == "=") else "false"]
-    if clause.operator == "~":
-        return f"({type_} = 'text' AND fits({value}, ?))", [path, path, clause.literal]
-    if kind_of(reading) is str:
-        return f"({type_} = 'text' AND {value} {clause.operator} ?)", [path, path, reading]
-    # As JSON on both sides, so that SQLite reads both numbers alike.
-    text = f"({type_} IN ('integer', 'real') AND {value} {clause.operator} json_extract(?, '$'))"
-    return text, [path, path, json.dumps(reading)]
+def _range(clause: Clause, reading: Scalar) -> tuple[str, list[object]]:
+    """A condition on `value`, one range of the primary key, and its parameters. It holds where `Clause.holds` does.
+
+    Every value is a parameter: nothing of a filter becomes part of the statement.
+    """
+    sign = clause.operator
+    if isinstance(reading, bool):
+        return "value = ?", [BOOLEANS[reading == (sign == "=")]]
+    if sign == "~":
+        start = re.split(r"[*?]", clause.literal, maxsplit=1)[0]
+        # No byte of UTF-8 is FF: behind every text that begins so.
+        return "value >= ? AND value < ? || CAST(x'FF' AS TEXT) AND fits(value, ?)", [start, start, clause.literal]
+    lowest, behind = ("value >= ''", "value < x''") if isinstance(reading, str) else ("value < ''", "value < ''")
+    if sign == "=":
+        return "value = ?", [reading]
+    return f"{lowest if sign in ('<', '<=') else behind} AND value {sign} ?" + (
+        f" AND {lowest}" if sign == "!=" else ""
+    ), [reading]
 
 
 def _fits(text: object, pattern: str) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from math import isqrt
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -31,10 +33,10 @@ TRAINING = 50  # vectors for each list that IVF's centres are learnt from
 BLOCK = 16_384  # vectors added at a time
 TAIL, TAIL_SHARE = 10_000, 0.05  # rows behind the index that are compared one by one before it is extended
 RETRAIN = 4  # lists learnt from so many times fewer rows are learnt anew
-FEW = 0.02  # where less than this share of the rows is allowed, comparing them all is quicker and exact
+FEW = 0.02  # below this share of selected rows, comparing each of them is quicker than a search by the index, and exact
 
 BLOCK_BYTES = 64 << 20  # of scores at a time
-GATHER = 0.25  # where less than this share of a block is allowed, its vectors are copied together first
+GATHER = 0.25  # below this share of selected rows, they are copied together rather than compared with all others
 SPARE = 8  # candidates fetched beyond k, so that ties and rounding at the boundary are seen
 QUERIES = 1024  # at a time
 FILTERS = 16  # selections that are remembered: the same filter comes with every query of a visitor
@@ -54,21 +56,21 @@ def scan(
     step = max(1024, BLOCK_BYTES // (4 * max(1, len(queries), vectors.dim)))
     for start in range(first, len(vectors), step):
         stop = min(start + step, len(vectors))
-        block = _score(vectors.block(start, stop), asked, None if allowed is None else allowed[start:stop], start)
-        best = _better(best, block, m)
+        scores = asked @ torch.from_numpy(vectors.block(start, stop)).T  # (n, b)
+        if allowed is not None:
+            scores.masked_fill_(~torch.from_numpy(allowed[start:stop]), -torch.inf)
+        best = _better(best, (scores, torch.arange(start, stop)), m)
     return best[0].numpy(), best[1].numpy()
 
 
-def _score(block: np.ndarray, asked: Tensor, allowed: np.ndarray | None, start: int) -> tuple[Tensor, Tensor]:
-    """Scores (n, b) of a block, or of its allowed rows, and their rows (b,)."""
-    rows = torch.arange(start, start + len(block))
-    if allowed is None:
-        return asked @ torch.from_numpy(block).T, rows
-    if allowed.mean() < GATHER:
-        chosen = np.flatnonzero(allowed)
-        return asked @ torch.from_numpy(block[chosen]).T, rows[chosen]
-    scores = asked @ torch.from_numpy(block).T  # (n, b)
-    return scores.masked_fill_(~torch.from_numpy(allowed), -torch.inf), rows
+def compare(vectors: Vectors, queries: np.ndarray, m: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """As `scan`, of some rows only, of which nothing else is read."""
+    asked = torch.from_numpy(queries)
+    best = asked.new_full((len(queries), m), -torch.inf), torch.full((len(queries), m), -1)
+    for start in range(0, len(rows), BLOCK):
+        some = rows[start : start + BLOCK]
+        best = _better(best, (asked @ torch.from_numpy(vectors.pick(some)).T, torch.from_numpy(some)), m)
+    return best[0].numpy(), best[1].numpy()
 
 
 def _better(best: tuple[Tensor, Tensor], block: tuple[Tensor, Tensor], m: int) -> tuple[Tensor, Tensor]:
@@ -184,6 +186,23 @@ def exchange_index(database: ItemDatabase, before: Mapping[str, Any], now: Mappi
 # Search
 
 
+@dataclass(frozen=True)
+class Selection:
+    """The rows that a filter leaves."""
+
+    count: int
+    allowed: np.ndarray | None = None  # (rows,) bool; None: every row
+    share: float = 1.0
+    few: np.ndarray | None = None  # where they are few: (count,) int64, and only these are compared
+
+    @cached_property
+    def selector(self) -> Any:
+        """FAISS's. It keeps a pointer to the bits, which live as long as it does."""
+        if self.allowed is None:
+            return None
+        return required("faiss", "index").IDSelectorBitmap(np.packbits(self.allowed, bitorder="little"))
+
+
 class VectorSearch:
     """The nearest items of one kind, for any number of threads at once."""
 
@@ -193,7 +212,7 @@ class VectorSearch:
         self._indexed = 0 if index is None else int(index.ntotal)
         # A float32 product of two vectors of d numbers is wrong by at most d * 2^-24 of the product of their lengths.
         self._noise = (vectors.dim + 2) * 2.0**-24 * vectors.norm
-        self._selections: OrderedDict[Where | None, tuple[np.ndarray | None, int]] = OrderedDict()
+        self._selections: OrderedDict[Where | None, Selection] = OrderedDict()
         self._lock = threading.Lock()
         try:
             self._faiss: Any = required("faiss", "index")
@@ -202,16 +221,17 @@ class VectorSearch:
 
     def search(self, queries: np.ndarray, k: int, where: Where | None = None) -> list[list[tuple[Entry, float]]]:
         """For each of `queries` (n, dim) the k best items with their scores; equal ones by id."""
-        allowed, count = self._selection(where)
+        selection = self._selection(where)
+        count = selection.count
         if not count:
             return [[] for _ in queries]
         found = []
         fetched = min(k + SPARE, count)
         for start in range(0, len(queries), QUERIES):
             some = queries[start : start + QUERIES]
-            scores, rows = self._nearest(some, fetched, allowed)
+            scores, rows = self._nearest(some, fetched, selection)
             for query, near, at in zip(some, scores, rows, strict=True):
-                best_rows, best = self._settle(query, near, at, min(k, count), allowed, count)
+                best_rows, best = self._settle(query, near, at, min(k, count), selection)
                 score_of = dict(zip(best_rows.tolist(), best.tolist(), strict=True))
                 entries = self._database.at_rows(self._kind, list(score_of), where)
                 hits = [(entry, score_of[entry.row]) for entry in entries]
@@ -219,36 +239,37 @@ class VectorSearch:
         return found
 
     def _settle(
-        self, query: np.ndarray, scores: np.ndarray, rows: np.ndarray, k: int, allowed: np.ndarray | None, count: int
+        self, query: np.ndarray, scores: np.ndarray, rows: np.ndarray, k: int, selection: Selection
     ) -> tuple[np.ndarray, np.ndarray]:
         """The rows that can be among the k best, and their scores: float64 products rounded to float32. Engines rank by
         products that depend in their last bits on where a vector lies; more are fetched until this cannot matter.
         """
         doubt = 2 * self._noise * float(np.linalg.norm(query))
-        while len(rows) < count and scores[k - 1] - scores[-1] <= doubt:
-            (scores,), (rows,) = self._nearest(query[None], min(4 * len(rows), count), allowed)
+        while len(rows) < selection.count and scores[k - 1] - scores[-1] <= doubt:
+            (scores,), (rows,) = self._nearest(query[None], min(4 * len(rows), selection.count), selection)
         picked = self.vectors.pick(rows).astype(np.float64)
         exact = np.einsum("nd,d->n", picked, query.astype(np.float64)).astype(np.float32)
         among = exact >= np.partition(exact, len(exact) - k)[len(exact) - k]  # all that equal the k-th, too
         return rows[among], exact[among]
 
-    def _nearest(self, queries: np.ndarray, m: int, allowed: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-        """Scores (n, m) descending and rows (n, m); the caller asks for no more rows than are allowed."""
-        share = 1.0 if allowed is None else float(allowed.mean())
-        whole = self.vectors.whole
-        if share < FEW or (self._index is None and (whole is None or self._faiss is None)):
-            return self._scan(queries, m, allowed)
-        selector = None if allowed is None else self._faiss.IDSelectorBitmap(np.packbits(allowed, bitorder="little"))
+    def _nearest(self, queries: np.ndarray, m: int, selection: Selection) -> tuple[np.ndarray, np.ndarray]:
+        """Scores (n, m) descending and rows (n, m); the caller asks for no more rows than are selected."""
+        if selection.few is not None:
+            return compare(self.vectors, queries, m, selection.few)
+        allowed, whole = selection.allowed, self.vectors.whole
+        if self._index is None and (whole is None or self._faiss is None):
+            return scan(self.vectors, queries, m, allowed)
         if self._index is None:
             assert whole is not None
-            return self._compare_all(whole, queries, m, selector)
-        parameters = search_parameters(self._index, m, share, selector)
+            return self._compare_all(whole, queries, m, selection.selector)
+        parameters = search_parameters(self._index, m, selection.share, selection.selector)
         scores, rows = self._index.search(queries, m, params=parameters)
         if self._indexed < len(self.vectors):
             scores, rows = self._with_tail(queries, m, allowed, scores, rows)
-        short = rows[:, -1] < 0  # the index did not come across enough of the allowed rows
+        short = rows[:, -1] < 0  # the index did not come across enough of the selected rows
         if short.any():
-            scores[short], rows[short] = self._scan(queries[short], m, allowed)
+            scores[short], rows[short] = scan(self.vectors, queries[short], m, allowed)
+            self.vectors.release()  # FAISS has vectors of its own; these are wanted rarely
         return scores, rows
 
     def _compare_all(
@@ -271,28 +292,24 @@ class VectorSearch:
         best, at = _merge((torch.from_numpy(scores), torch.from_numpy(rows)), (tail_scores, tail_rows), m)
         return best.numpy(), at.numpy()
 
-    def _scan(self, queries: np.ndarray, m: int, allowed: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-        found = scan(self.vectors, queries, m, allowed)
-        if self._index is not None:  # it has vectors of its own; these are wanted rarely
-            self.vectors.release()
-        return found
-
-    def _selection(self, where: Where | None) -> tuple[np.ndarray | None, int]:
-        """(rows,) bool, or None where every row is a living item; and how many."""
+    def _selection(self, where: Where | None) -> Selection:
         with self._lock:
             if where in self._selections:
                 self._selections.move_to_end(where)
                 return self._selections[where]
-        rows = self._database.rows(self._kind, where)
-        allowed = None
-        if len(rows) < len(self.vectors):
-            allowed = np.zeros(len(self.vectors), dtype=bool)
+        rows, total = self._database.rows(self._kind, where), len(self.vectors)
+        found = Selection(len(rows))
+        if len(rows) < total:
+            allowed = np.zeros(total, dtype=bool)
             allowed[rows] = True
+            share = len(rows) / total
+            few = rows if share < (GATHER if self._index is None else FEW) else None
+            found = Selection(len(rows), allowed if few is None else None, share, few)
         with self._lock:
-            self._selections[where] = allowed, len(rows)
+            self._selections[where] = found
             while len(self._selections) > FILTERS:
                 self._selections.popitem(last=False)
-        return allowed, len(rows)
+        return found
 
 
 def open_search(

@@ -206,7 +206,7 @@ class LocalStore:
             raise StoreError(f"{self.folder} is a folder with other things in it; name a new or empty one")
         lock = WriterLock(self.folder)
         try:
-            database = ItemDatabase.open_writer(self.folder / "items.sqlite", {})
+            database = ItemDatabase.open_writer(self.folder / "items.sqlite", _metadata)
             remove_unused_files(database, self._vectors)
             if database.head("store") is None:  # nobody was quicker
                 name = new_name(database, self._vectors, KIND)
@@ -262,7 +262,7 @@ class LocalStore:
         if self._writer is None:
             self._lock = self._lock or WriterLock(self.folder)
             self._read_before = self._database  # other threads may be searching
-            self._database = ItemDatabase.open_writer(self.folder / "items.sqlite", {})
+            self._database = ItemDatabase.open_writer(self.folder / "items.sqlite", _metadata)
             self._tidy()
             self._writer = CodeWriter(self._database, self._vectors, self._files, "float32")
             self._search = None
@@ -340,9 +340,13 @@ class LocalStore:
         self._search = None
 
 
+def _metadata(item: Item) -> dict[str, Scalar]:
+    return item.metadata
+
+
 def _snapshot(path: Path) -> ItemDatabase:
     try:
-        return ItemDatabase.open_snapshot(path, {})
+        return ItemDatabase.open_snapshot(path, _metadata)
     except StaleIndex as error:
         raise StoreError(str(error)) from None
 
