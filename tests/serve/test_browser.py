@@ -108,7 +108,7 @@ def test_the_keyboard_is_enough(open_page: Callable[..., Opened]) -> None:
     expect(it.page.get_by_text("30 photos")).to_be_visible()
     it.page.get_by_role("searchbox").blur()
     keys.press("/")
-    assert it.focused() == "Describe an image"
+    assert it.focused() == "Describe a photo"
     keys.type("red circle/")  # a slash is a slash while typing
     assert it.page.get_by_role("searchbox").input_value() == "red circle/"
     keys.press("Backspace")
