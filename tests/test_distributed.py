@@ -16,7 +16,7 @@ from torch import nn
 
 from quintet import distributed
 from quintet.codes import Codes
-from quintet.layers.batchnorm import SharedBatchNorm, share_batchnorms
+from quintet.layers.normalize import SharedBatchNorm, share_batchnorms
 
 TOTAL = 5
 

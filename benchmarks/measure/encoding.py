@@ -25,8 +25,8 @@ from quintet.data.vocabulary import WordVocabulary
 from quintet.evaluation.result import provenance
 from quintet.files import write_json
 from quintet.models import create_model
+from quintet.runs.checkpoint import write_run
 from quintet.runs.devices import pick_device
-from quintet.runs.writing import write_run
 from quintet.search.indexing import build_index
 
 RESULTS = Path(__file__).parents[1] / "results"

@@ -49,7 +49,7 @@ def epoch_time(recipe: Recipe, folder: Path, device: str) -> dict[str, Any]:
     if on_gpu:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-    stages.train(recipe, folder, device=device, display=Silent())
+    stages.train_recipe(recipe, folder, device=device, display=Silent())
     rows = list(read_jsonl(folder / "stages" / recipe.stages[0].name / "log.jsonl"))
     first, second = (row for row in rows if row["kind"] == "validation")
     steps = second["step"] - first["step"]

@@ -119,9 +119,9 @@ def _train(row: Row, setup: Setup, device: str) -> dict[str, Any]:
     began = time.monotonic()
     heard = _Notes()
     if resumed:
-        stages.resume(folder, device=device, display=heard)
+        stages.resume_run(folder, device=device, display=heard)
     else:
-        stages.train(recipe, folder, device=device, display=heard)
+        stages.train_recipe(recipe, folder, device=device, display=heard)
     peak = torch.cuda.max_memory_allocated() if on_gpu else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     trained = {
         "training": {

@@ -32,8 +32,8 @@ from quintet.data.vocabulary import WordVocabulary
 from quintet.evaluation.result import provenance
 from quintet.files import read_json, write_json
 from quintet.models import create_model
+from quintet.runs.checkpoint import write_run
 from quintet.runs.run import load
-from quintet.runs.writing import write_run
 from quintet.search.index_folder import Manifest, describe_run, keep_run
 from quintet.search.items import Entry, Item, ItemDatabase
 from quintet.search.marker import write_marker

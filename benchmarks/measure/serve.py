@@ -38,7 +38,7 @@ from quintet.data.vocabulary import WordVocabulary
 from quintet.evaluation.result import provenance
 from quintet.files import write_json
 from quintet.models import create_model
-from quintet.runs.writing import write_run
+from quintet.runs.checkpoint import write_run
 from quintet.search.indexing import build_index
 
 RESULTS = Path(__file__).parents[1] / "results" / "serve.json"

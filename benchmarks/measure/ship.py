@@ -21,9 +21,8 @@ from quintet.evaluation.human_agreement import human_agreement, judged_pairs, pa
 from quintet.evaluation.result import provenance
 from quintet.evaluation.scoring import Member
 from quintet.files import read_json, write_json, write_text
-from quintet.runs.checkpoint import load_tensors
+from quintet.runs.checkpoint import load_tensors, write_run
 from quintet.runs.run import load
-from quintet.runs.writing import write_run
 
 ROOT = Path(__file__).resolve().parents[2]
 MATRIX = 10_000  # numbers; smaller tensors (biases, variances) weigh nothing and stay in float32

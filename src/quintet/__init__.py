@@ -32,7 +32,7 @@ _PUBLIC = {
     "open_index": "quintet.search.searcher",
     "Run": "quintet.runs.run",
     "Searcher": "quintet.search.searcher",
-    "train": "quintet.training.start",
+    "train": "quintet.training.stages",
 }
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from quintet.search.indexing import build_index as build_index
     from quintet.search.searcher import Searcher as Searcher
     from quintet.search.searcher import open_index as open_index
-    from quintet.training.start import train as train
+    from quintet.training.stages import train as train
 
 __all__ = [*_PUBLIC, "__version__"]
 

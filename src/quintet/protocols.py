@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from quintet.backbones.preprocess import Preprocess
 from quintet.codes import Codes
 from quintet.data.batches import ImageBatch, TextBatch
-from quintet.scores.cross_attention import AttentionMap
 
 if TYPE_CHECKING:
     from quintet.losses.step import Progress, Step, Term
+    from quintet.scores.cross_attention import AttentionMap
 
 
 @runtime_checkable

@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 from quintet.cli.analyse import analyse_command
 from quintet.errors import QuintetError, RunError
 from quintet.training.recipe import parse_recipe
-from quintet.training.stages import train
+from quintet.training.stages import train_recipe
 
 pytest.importorskip("matplotlib")
 
@@ -19,7 +19,7 @@ pytest.importorskip("matplotlib")
 @pytest.fixture
 def run(tiny_recipe: dict[str, Any], tmp_path: Path) -> Path:
     tiny_recipe["stages"][0]["epochs"] = 1
-    train(parse_recipe(tiny_recipe), tmp_path / "run", device="cpu")
+    train_recipe(parse_recipe(tiny_recipe), tmp_path / "run", device="cpu")
     return tmp_path / "run"
 
 

@@ -16,8 +16,7 @@ from quintet.cli.main import app
 from quintet.data.vocabulary import WordVocabulary
 from quintet.errors import QuintetError
 from quintet.models import create_model
-from quintet.runs.checkpoint import save_tensors
-from quintet.runs.writing import write_run
+from quintet.runs.checkpoint import save_tensors, write_run
 
 runner = CliRunner()
 

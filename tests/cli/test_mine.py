@@ -14,12 +14,12 @@ from quintet.data.negatives import NegativeLists
 from quintet.errors import QuintetError
 from quintet.runs.run import load
 from quintet.training.recipe import parse_recipe
-from quintet.training.stages import train
+from quintet.training.stages import train_recipe
 
 
 @pytest.fixture
 def trained(tiny_recipe: dict[str, Any], tmp_path: Path) -> Path:
-    train(parse_recipe(tiny_recipe), tmp_path / "run", device="cpu")
+    train_recipe(parse_recipe(tiny_recipe), tmp_path / "run", device="cpu")
     return tmp_path / "run"
 
 

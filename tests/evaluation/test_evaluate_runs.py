@@ -16,7 +16,7 @@ from quintet.data.vocabulary import WordVocabulary
 from quintet.errors import QuintetError, RunError
 from quintet.evaluation import load_ranks, retrieval_metrics
 from quintet.files import read_json, write_json
-from quintet.runs.writing import write_run
+from quintet.runs.checkpoint import write_run
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from quintet.layers.batchnorm import SharedBatchNorm, masked_batchnorm
+from quintet.layers.normalize import SharedBatchNorm, masked_batchnorm
 
 
 def picked(norm: nn.BatchNorm1d, rows: torch.Tensor, real: torch.Tensor) -> torch.Tensor:

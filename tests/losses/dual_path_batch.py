@@ -15,7 +15,7 @@ from torch import nn
 
 from quintet import distributed
 from quintet.data.batches import ImageBatch, PairBatch, TextBatch, TextPool
-from quintet.layers.batchnorm import share_batchnorms
+from quintet.layers.normalize import share_batchnorms
 from quintet.losses.step import Progress, Step
 from quintet.models.dual_path import DualPath, build_dual_path
 

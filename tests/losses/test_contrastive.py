@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from quintet.codes import Codes
 from quintet.data.batches import ImageBatch, PairBatch, TextBatch
-from quintet.losses.contrastive import ContrastiveObjective, contrastive
 from quintet.losses.step import Progress, Step
+from quintet.losses.triplet import ContrastiveObjective, contrastive
 
 
 def test_distinct_pairs_are_an_ordinary_classification() -> None:

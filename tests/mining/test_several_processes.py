@@ -17,7 +17,7 @@ from quintet.data.negatives import NegativeLists
 from quintet.mining.mine import mine, mine_codes
 from quintet.scores.embedding import dot_scores
 from quintet.training.recipe import parse_recipe
-from quintet.training.stages import train
+from quintet.training.stages import train_recipe
 
 WAYS: dict[str, dict[str, Any]] = {
     "float32": {"precision": "float32", "memory": 2**15},
@@ -84,7 +84,7 @@ def test_two_processes_mine_what_one_does(
 ) -> None:
     it = case(90, 7, dim=16, spread=6)
     expected = mine_all(it, tmp_path / "alone", None, False)
-    train(parse_recipe(tiny_recipe), tmp_path / "run", device="cpu")
+    train_recipe(parse_recipe(tiny_recipe), tmp_path / "run", device="cpu")
     alone = mine_with_run(tmp_path / "run", tiny_corpus, tmp_path / "alone")
     mp.spawn(work, args=(tmp_path, _Plain(it), tmp_path / "run", tiny_corpus), nprocs=2, join=True)
     together = NegativeLists.open(tmp_path / "lists")

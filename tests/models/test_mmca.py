@@ -17,7 +17,7 @@ from quintet.files import read_json
 from quintet.models.mmca import MMCA, build_mmca
 from quintet.search.rerank import rerank, shortlist
 from quintet.training.recipe import load_recipe, parse_recipe
-from quintet.training.stages import train
+from quintet.training.stages import train_recipe
 
 SMALL: dict[str, Any] = {
     "image_dim": 6,
@@ -285,7 +285,7 @@ MATCHER: dict[str, Any] = {
 def test_a_run_is_trained_saved_and_opened(tiny_recipe: dict[str, Any], tmp_path: Path) -> None:
     tiny_recipe["matcher"] = {**MATCHER, "text_dim": 8, "text_heads": 2, "dropout": 0.1}
     tiny_recipe["stages"][0]["epochs"] = 1
-    summary = train(parse_recipe(tiny_recipe), tmp_path / "run", device="cpu")
+    summary = train_recipe(parse_recipe(tiny_recipe), tmp_path / "run", device="cpu")
     assert summary["online"]["metrics"]["rsum"] > 0
     run = quintet.load(tmp_path / "run")
     corpus = Corpus.open(Path(tiny_recipe["data"]["corpus"]))
@@ -337,11 +337,11 @@ def test_a_frozen_encoder_is_read_from_disk_and_the_run_opens_without_its_folder
     }
     tiny_recipe["stages"][0]["epochs"] = 1
     for run, cache in (("live", "none"), ("kept", "float32")):
-        train(parse_recipe(tiny_recipe, [f"data.text_cache={cache}"]), tmp_path / run, device="cpu")
+        train_recipe(parse_recipe(tiny_recipe, [f"data.text_cache={cache}"]), tmp_path / run, device="cpu")
     kept = sorted((corpus / "texts").iterdir())
     assert [path.name.split("-")[0] for path in kept] == ["dev", "train"]
     before = [(path / "features.npy").stat().st_mtime_ns for path in kept]
-    train(parse_recipe(tiny_recipe, ["data.text_cache=float32", "seed=1"]), tmp_path / "again", device="cpu")
+    train_recipe(parse_recipe(tiny_recipe, ["data.text_cache=float32", "seed=1"]), tmp_path / "again", device="cpu")
     assert [(path / "features.npy").stat().st_mtime_ns for path in kept] == before, "computed once"
     folder.rename(tmp_path / "gone")
     images = ImageBatch(fragments=torch.randn(3, 4, 8))
@@ -359,7 +359,7 @@ def test_keeping_outputs_of_a_trained_encoder_is_refused(tiny_recipe: dict[str, 
     tiny_recipe["matcher"] = {**MATCHER, "text_dim": 8, "text_heads": 2}
     tiny_recipe["data"]["text_cache"] = "float16"
     with pytest.raises(RecipeError, match="frozen text encoder"):
-        train(parse_recipe(tiny_recipe), tmp_path / "run", device="cpu")
+        train_recipe(parse_recipe(tiny_recipe), tmp_path / "run", device="cpu")
 
 
 @pytest.mark.parametrize("name", ["mmca-f30k", "mmca-coco"])

@@ -19,7 +19,7 @@ from quintet.data.batches import ImageBatch, TextBatch
 from quintet.models import MODELS
 from quintet.protocols import Matcher
 from quintet.training.recipe import parse_recipe
-from quintet.training.stages import train
+from quintet.training.stages import train_recipe
 
 
 class BestPair(nn.Module):
@@ -63,7 +63,7 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("toy")
 def test_a_toy_method_trains_and_is_measured(tiny_recipe: dict[str, Any], tmp_path: Path) -> None:
     tiny_recipe["matcher"] = {"name": "toy", "dim": 3}
-    train(parse_recipe(tiny_recipe), tmp_path / "run", device="cpu")
+    train_recipe(parse_recipe(tiny_recipe), tmp_path / "run", device="cpu")
     assert isinstance(quintet.load(tmp_path / "run").matcher, Matcher)
     result = CliRunner().invoke(app, ["evaluate", str(tmp_path / "run"), "--device", "cpu", "--json"])
     assert result.exit_code == 0, result.output

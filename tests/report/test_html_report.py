@@ -47,7 +47,7 @@ def home(tmp_path_factory: pytest.TempPathFactory, make_corpus: Callable[[Path],
             "matcher": {"name": matcher, "embed_dim": 8, "word_dim": 6},
             "stages": [stage],
         }
-        stages.train(parse_recipe(content), root / matcher, device="cpu")
+        stages.train_recipe(parse_recipe(content), root / matcher, device="cpu")
     return root
 
 

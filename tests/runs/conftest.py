@@ -14,8 +14,7 @@ from quintet.backbones.create import create_tower
 from quintet.backbones.extractor import FeatureExtractor
 from quintet.data.vocabulary import WordVocabulary
 from quintet.models import create_model
-from quintet.runs.checkpoint import save_tensors
-from quintet.runs.writing import write_run
+from quintet.runs.checkpoint import save_tensors, write_run
 
 TEXTS = ["a red thing on a green ground", "two blue things", "a large striped cat sleeps beside an old dog", "a dog"]
 

@@ -11,11 +11,11 @@ from quintet.data.corpus import Corpus
 from quintet.errors import RunError
 from quintet.files import read_json, write_json
 from quintet.models import create_model
+from quintet.runs.checkpoint import write_run
 from quintet.runs.run import load
 from quintet.runs.run_folder import locate
-from quintet.runs.writing import write_run
 from quintet.training.recipe import parse_recipe
-from quintet.training.stages import train
+from quintet.training.stages import train_recipe
 
 MODEL = {"name": "vse++", "arguments": {"image_dim": 8, "vocabulary_size": 10, "embed_dim": 4, "word_dim": 4}}
 
@@ -36,7 +36,7 @@ def foreign_run(tmp_path: Path) -> Path:
 
 
 def test_a_trained_run_opens_and_feeds_its_matcher(tiny_recipe: dict[str, Any], tmp_path: Path) -> None:
-    train(parse_recipe(tiny_recipe), tmp_path / "run", device="cpu")
+    train_recipe(parse_recipe(tiny_recipe), tmp_path / "run", device="cpu")
     run = load(tmp_path / "run")
     assert run.default_corpus is not None
     corpus = Corpus.open(run.default_corpus)

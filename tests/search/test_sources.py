@@ -78,9 +78,9 @@ def test_a_corpus_of_features_only_is_searched_without_images(
     tiny_corpus: Path, tiny_recipe: dict[str, Any], tmp_path: Path
 ) -> None:
     from quintet.training.recipe_models import Recipe
-    from quintet.training.stages import train
+    from quintet.training.stages import train_recipe
 
-    train(Recipe.model_validate(tiny_recipe), tmp_path / "run", device="cpu")
+    train_recipe(Recipe.model_validate(tiny_recipe), tmp_path / "run", device="cpu")
     report = build_index(tmp_path / "run", [tiny_corpus], tmp_path / "index", texts=tiny_corpus, device="cpu")
     assert report.unreadable == []
     assert report.added == 24 + 48
@@ -99,8 +99,8 @@ def test_a_run_of_unknown_features_cannot_look_at_new_images(
     tiny_recipe: dict[str, Any], pictures: Path, tmp_path: Path
 ) -> None:
     from quintet.training.recipe_models import Recipe
-    from quintet.training.stages import train
+    from quintet.training.stages import train_recipe
 
-    train(Recipe.model_validate(tiny_recipe), tmp_path / "run", device="cpu")
+    train_recipe(Recipe.model_validate(tiny_recipe), tmp_path / "run", device="cpu")
     with pytest.raises(SearchError, match="cannot be shown new images"):
         build_index(tmp_path / "run", [pictures], tmp_path / "index", device="cpu")

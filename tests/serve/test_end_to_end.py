@@ -25,8 +25,7 @@ from quintet.data.vocabulary import WordVocabulary
 from quintet.errors import QuintetError
 from quintet.files import read_json, write_json
 from quintet.models import create_model
-from quintet.runs.checkpoint import save_tensors
-from quintet.runs.writing import write_run
+from quintet.runs.checkpoint import save_tensors, write_run
 from quintet.search.indexing import build_index
 from quintet.search.searcher import Searcher
 from quintet.serve.app import create_app

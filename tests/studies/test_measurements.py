@@ -12,12 +12,12 @@ from quintet.files import read_json, write_json
 from quintet.studies.measurements import Measurement, measure_run, training_seconds
 from quintet.studies.variants import Measure
 from quintet.training.recipe import parse_recipe
-from quintet.training.stages import train
+from quintet.training.stages import train_recipe
 
 
 @pytest.fixture
 def run(tiny_recipe: dict[str, Any], tmp_path: Path) -> Path:
-    train(parse_recipe(tiny_recipe), tmp_path / "run", device="cpu")
+    train_recipe(parse_recipe(tiny_recipe), tmp_path / "run", device="cpu")
     return tmp_path / "run"
 
 

@@ -173,14 +173,14 @@ def test_a_failing_reference_leaves_the_others_without_differences(tiny_recipe: 
 def test_out_of_memory_is_a_failure_of_its_variant(
     tiny_recipe: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train = stages.train
+    train = stages.train_recipe
 
     def full(recipe: Any, out: Path, **options: Any) -> Any:
         if out.name.startswith("tuned"):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 TiB. GPU 0 has less")
         return train(recipe, out, **options)
 
-    monkeypatch.setattr(stages, "train", full)
+    monkeypatch.setattr(stages, "train_recipe", full)
     summary = run_study(make_study(tiny_recipe), tmp_path, QUICK)
     run = summary["variants"]["tuned"]["runs"][0]
     assert (run["status"], run["reason"]) == ("failed", "out of memory: CUDA out of memory")
@@ -189,13 +189,13 @@ def test_out_of_memory_is_a_failure_of_its_variant(
 def test_what_training_notes_is_kept(
     tiny_recipe: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train = stages.train
+    train = stages.train_recipe
 
     def noting(recipe: Any, out: Path, *, display: Any, **options: Any) -> Any:
         display.note("the matcher has collapsed")
         return train(recipe, out, display=display, **options)
 
-    monkeypatch.setattr(stages, "train", noting)
+    monkeypatch.setattr(stages, "train_recipe", noting)
     for _ in range(2):
         summary = run_study(make_study(tiny_recipe), tmp_path, QUICK)
         assert summary["variants"]["plain"]["runs"][0]["notes"] == ["the matcher has collapsed"]

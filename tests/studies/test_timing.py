@@ -11,7 +11,7 @@ from quintet.studies import measurements
 from quintet.studies.measurements import timing
 from quintet.studies.variants import Trained
 from quintet.training.recipe import parse_recipe
-from quintet.training.stages import train
+from quintet.training.stages import train_recipe
 
 
 def test_what_is_timed_is_each_variants_own_loss_after_its_warm_up(
@@ -26,7 +26,7 @@ def test_what_is_timed_is_each_variants_own_loss_after_its_warm_up(
 
     monkeypatch.setattr(measurements, "time_losses", look)
     first = parse_recipe(tiny_recipe)
-    train(first, tmp_path / "run", device="cpu")
+    train_recipe(first, tmp_path / "run", device="cpu")
     tiny_recipe["stages"][0] |= {"loss": {"quintuplet": {"warmup_epochs": 9}}, "negatives": {"from": "runs/none"}}
     recipes = {"online": first, "second": parse_recipe(tiny_recipe)}
     labels = {"online": "A", "second": "A + B"}

@@ -22,7 +22,7 @@ from quintet.files import read_jsonl
 from quintet.runs.checkpoint import load_tensors
 from quintet.training.logs import Silent
 from quintet.training.recipe import parse_recipe
-from quintet.training.stages import resume, train
+from quintet.training.stages import resume_run, train_recipe
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_the_classifier_goes_on_where_the_first_stage_left_it(recipe: dict[str, 
     """A second stage that hardly moves ends with the first one's classifier, one from scratch does not."""
     recipe["stages"][1]["optimizer"] = {"name": "sgd", "lr": 1e-12}
     for name, init in (("on", "previous"), ("anew", "scratch")):
-        train(parse_recipe(recipe, [f"stages.ranking.init={init}"]), tmp_path / name, device="cpu")
+        train_recipe(parse_recipe(recipe, [f"stages.ranking.init={init}"]), tmp_path / name, device="cpu")
     first = classifier(tmp_path / "on", "instance")
     assert first.shape == (12, 8)
     torch.testing.assert_close(classifier(tmp_path / "on", "ranking"), first)
@@ -89,10 +89,10 @@ def test_the_classifier_goes_on_where_the_first_stage_left_it(recipe: dict[str, 
 
 def test_a_run_can_start_from_the_stage_of_another(recipe: dict[str, Any], tmp_path: Path) -> None:
     """As the rows of Table II share their first stage."""
-    train(parse_recipe(recipe), tmp_path / "whole", device="cpu")
+    train_recipe(parse_recipe(recipe), tmp_path / "whole", device="cpu")
     for number, start in enumerate(("whole/stages/instance", "whole")):
         second = {**recipe["stages"][1], "init": str(tmp_path / start), "optimizer": {"name": "sgd", "lr": 1e-12}}
-        train(parse_recipe({**recipe, "stages": [second]}), tmp_path / str(number), device="cpu")
+        train_recipe(parse_recipe({**recipe, "stages": [second]}), tmp_path / str(number), device="cpu")
         expected = classifier(tmp_path / "whole", ("instance", "ranking")[number])
         torch.testing.assert_close(classifier(tmp_path / str(number), "ranking"), expected)
 
@@ -100,7 +100,7 @@ def test_a_run_can_start_from_the_stage_of_another(recipe: dict[str, Any], tmp_p
 def test_a_classifier_of_another_size_is_begun_anew_and_told(recipe: dict[str, Any], tmp_path: Path) -> None:
     recipe["stages"][0]["loss"]["instance"] = {"categories": 4}
     display = StopAt()
-    train(parse_recipe(recipe), tmp_path / "run", device="cpu", display=display)
+    train_recipe(parse_recipe(recipe), tmp_path / "run", device="cpu", display=display)
     assert any("'instance' of stage 'ranking' has other sizes" in note for note in display.notes)
     assert classifier(tmp_path / "run", "instance").shape == (4, 8)
     assert classifier(tmp_path / "run", "ranking").shape == (12, 8)
@@ -110,7 +110,7 @@ def test_pseudo_categories_go_on_with_their_classifier(recipe: dict[str, Any], t
     """Found anew with the weights of stage II they would have other numbers, which the classifier has not learned."""
     for stage in recipe["stages"]:
         stage["loss"]["instance"] = {"categories": 4}
-    train(parse_recipe(recipe), tmp_path / "run", device="cpu")
+    train_recipe(parse_recipe(recipe), tmp_path / "run", device="cpu")
     first, second = (
         load_tensors(tmp_path / "run" / "stages" / stage / "objective.safetensors")[0]["parts.instance.class_of_group"]
         for stage in ("instance", "ranking")
@@ -120,7 +120,7 @@ def test_pseudo_categories_go_on_with_their_classifier(recipe: dict[str, Any], t
 
 
 def test_losses_without_weights_leave_no_file(tiny_recipe: dict[str, Any], tmp_path: Path) -> None:
-    train(parse_recipe(tiny_recipe), tmp_path / "run", device="cpu")
+    train_recipe(parse_recipe(tiny_recipe), tmp_path / "run", device="cpu")
     assert not list((tmp_path / "run").rglob("objective.safetensors"))
 
 
@@ -129,10 +129,10 @@ def test_a_stopped_run_resumes_bit_for_bit(recipe: dict[str, Any], tmp_path: Pat
     """Positions, dropout, random negatives and the pool are all functions of the place in the run."""
     recipe["stages"][1]["loss"]["ranking"] |= {"negatives": negatives, "pool": 4}
     made = parse_recipe(recipe)
-    train(made, tmp_path / "whole", device="cpu")
+    train_recipe(made, tmp_path / "whole", device="cpu")
     with pytest.raises(InterruptedError):
-        train(made, tmp_path / "stopped", device="cpu", display=StopAt(9))
-    resume(tmp_path / "stopped", device="cpu")
+        train_recipe(made, tmp_path / "stopped", device="cpu", display=StopAt(9))
+    resume_run(tmp_path / "stopped", device="cpu")
     for stage in ("instance", "ranking"):
         assert rows(tmp_path / "whole", stage) == rows(tmp_path / "stopped", stage)
     for name, tensor in load_tensors(tmp_path / "whole" / "weights.safetensors")[0].items():
@@ -150,7 +150,7 @@ def train_in_float64(rank: int, count: int, port: int, recipe: dict[str, Any], f
         return replace(batch, fragments=batch.fragments.double())
 
     FeatureStore.batch = doubled  # type: ignore[method-assign]  # in this process, which ends with the run
-    train(parse_recipe(recipe), folder, device="cpu")
+    train_recipe(parse_recipe(recipe), folder, device="cpu")
 
 
 @pytest.mark.slow
@@ -187,7 +187,7 @@ def test_two_processes_equal_one(recipe: dict[str, Any], tmp_path: Path) -> None
     for stage in recipe["stages"]:
         stage |= {"batches": {"size": 9}, "epochs": 1, "checkpoint_every": 1}
         stage["optimizer"]["lr"] = 0.02
-    train(parse_recipe(recipe), tmp_path / "one", device="cpu")
+    train_recipe(parse_recipe(recipe), tmp_path / "one", device="cpu")
     path, run = tmp_path / "recipe.yaml", tmp_path / "two"
     path.write_text(yaml.safe_dump(recipe), encoding="utf-8")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

@@ -18,7 +18,7 @@ from quintet.training.graphs import Outcome, StepGraphs, _Recording, copy_of, re
 from quintet.training.logs import Silent
 from quintet.training.recipe import parse_recipe
 from quintet.training.recipe_models import StageRecipe
-from quintet.training.stages import train
+from quintet.training.stages import train_recipe
 
 STAGE = {"name": "s", "loss": {"triplet": {}}}
 
@@ -255,7 +255,7 @@ def test_a_loss_that_changes_over_time_is_never_replayed_frozen(
     monkeypatch.setattr(OBJECTIVES, "builder", lambda name: ramp)
     tiny_recipe["stages"][0] |= {"loss": {"ramp": {}}, "graphs": True, "epochs": 3, "log_every": 1}
     display = Told()
-    train(parse_recipe(tiny_recipe), tmp_path / "run", device="cpu", display=display)
+    train_recipe(parse_recipe(tiny_recipe), tmp_path / "run", device="cpu", display=display)
     rows = read_jsonl(tmp_path / "run" / "stages" / "online" / "log.jsonl")
     values = [(row["epoch"], row["ramp.value"]) for row in rows if row["kind"] == "train"]
     assert len(values) == 12
@@ -267,5 +267,5 @@ def test_a_loss_that_changes_over_time_is_never_replayed_frozen(
 def test_without_a_gpu_graphs_are_told_to_have_no_effect(tiny_recipe: dict[str, Any], tmp_path: Path) -> None:
     display = Told()
     tiny_recipe["stages"][0] |= {"graphs": True, "epochs": 1}
-    train(parse_recipe(tiny_recipe), tmp_path / "run", device="cpu", display=display)
+    train_recipe(parse_recipe(tiny_recipe), tmp_path / "run", device="cpu", display=display)
     assert any("graphs: true has no effect" in note for note in display.notes)

@@ -14,7 +14,7 @@ from quintet.runs.checkpoint import load_tensors
 from quintet.training import loop
 from quintet.training.graphs import StepGraphs
 from quintet.training.recipe import parse_recipe
-from quintet.training.stages import resume, train
+from quintet.training.stages import resume_run, train_recipe
 
 pytestmark = [
     pytest.mark.gpu,
@@ -79,7 +79,7 @@ SGD = {"optimizer": {"name": "sgd", "lr": 0.02}}
 def weights(recipe: dict[str, Any], run: Path, graphs: bool, changes: dict[str, Any]) -> dict[str, torch.Tensor]:
     for stage in recipe["stages"]:
         stage |= {"graphs": graphs, "epochs": 5, **SGD, **changes}
-    train(parse_recipe(recipe), run, device="cuda")
+    train_recipe(parse_recipe(recipe), run, device="cuda")
     return load_tensors(run / "weights.safetensors")[0]
 
 
@@ -165,6 +165,6 @@ def test_a_resumed_run_equals_one_that_was_not_stopped(
     finally:
         loop.StageTrainer._save = save  # type: ignore[method-assign]
     recorded.clear()
-    resume(tmp_path / "stopped", device="cuda")
+    resume_run(tmp_path / "stopped", device="cuda")
     assert "recorded" in recorded
     same(load_tensors(tmp_path / "stopped" / "weights.safetensors")[0], expected)

@@ -22,7 +22,7 @@ from quintet.runs.checkpoint import load_tensors
 from quintet.runs.devices import tensor_core_products
 from quintet.training import loop
 from quintet.training.recipe import parse_recipe
-from quintet.training.stages import train
+from quintet.training.stages import train_recipe
 
 
 def free_port() -> int:
@@ -62,7 +62,7 @@ def test_two_processes_equal_one(tiny_recipe: dict[str, Any], tmp_path: Path, ki
     # Not Adam: the bias in front of a BatchNorm has no gradient, and Adam makes full steps of its rounding errors.
     tiny_recipe["stages"][0] |= {"batches": {"size": 7}, "epochs": 3, "optimizer": {"name": "sgd", "lr": 0.05}}
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(tiny_recipe), encoding="utf-8")
-    one = train(parse_recipe(tiny_recipe), tmp_path / "one", device="cpu")
+    one = train_recipe(parse_recipe(tiny_recipe), tmp_path / "one", device="cpu")
     train_with_processes(tmp_path / "recipe.yaml", tmp_path / "two", 2)
     first = load_tensors(tmp_path / "one" / "weights.safetensors")[0]
     second = load_tensors(tmp_path / "two" / "weights.safetensors")[0]
@@ -105,7 +105,7 @@ def test_frozen_towers_keep_their_weights_and_statistics(
         return forward(self, pixels)
 
     monkeypatch.setattr(ResNet, "forward", watched)
-    train(parse_recipe(on_images, [f"stages.0.frozen={mode}"]), tmp_path / "run", device="cpu")
+    train_recipe(parse_recipe(on_images, [f"stages.0.frozen={mode}"]), tmp_path / "run", device="cpu")
     assert modes == {mode == "train"}
     names = load_tensors(tmp_path / "run" / "weights.safetensors")[0]
     tower = {name: tensor for name, tensor in names.items() if ".tower." in name and "running" in name}
@@ -120,12 +120,12 @@ def test_images_may_be_decoded_once(on_images: dict[str, Any], tmp_path: Path, m
     real = image_memory.open_image
     monkeypatch.setattr(image_memory, "open_image", lambda path: opened.append(path.name) or real(path))
     views = ["data.augment={crop: shift, flip: 0.5}", "stages.0.epochs=3"]
-    kept = train(parse_recipe(on_images, [*views, "data.keep=device"]), tmp_path / "kept", device="cpu")
+    kept = train_recipe(parse_recipe(on_images, [*views, "data.keep=device"]), tmp_path / "kept", device="cpu")
     assert kept["online"]["steps"] == 3
     from_disk: list[str] = []
     read = loading.open_image
     monkeypatch.setattr(loading, "open_image", lambda path: from_disk.append(path.name) or read(path))
-    train(parse_recipe(on_images, [*views, "data.keep=disk"]), tmp_path / "disk", device="cpu")
+    train_recipe(parse_recipe(on_images, [*views, "data.keep=disk"]), tmp_path / "disk", device="cpu")
     corpus = Corpus.open(tmp_path / "scenes")
     training, validation = (len(corpus.split(name).images) for name in ("train", "dev"))
     assert len(opened) == len(set(opened)) == training + validation
@@ -145,8 +145,8 @@ def test_tf32_is_for_training_steps_alone(
         return score(self, *codes)
 
     monkeypatch.setattr(VSE, "score", watched)
-    train(parse_recipe(tiny_recipe, ["stages.0.precision=tf32"]), tmp_path / "tf32", device="cpu")
+    train_recipe(parse_recipe(tiny_recipe, ["stages.0.precision=tf32"]), tmp_path / "tf32", device="cpu")
     assert seen == {(True, "high"), (False, "highest")}
     seen.clear()
-    train(parse_recipe(tiny_recipe), tmp_path / "float32", device="cpu")
+    train_recipe(parse_recipe(tiny_recipe), tmp_path / "float32", device="cpu")
     assert seen == {(True, "highest"), (False, "highest")}

@@ -24,7 +24,7 @@ from quintet.training.clusters import cluster_count
 from quintet.training.logs import Silent
 from quintet.training.recipe import parse_recipe
 from quintet.training.recipe_models import BatchRecipe
-from quintet.training.stages import resume, train
+from quintet.training.stages import resume_run, train_recipe
 
 NEIGHBOURS = {"kind": "neighbours", "size": 6, "per_cluster": 3, "from_epoch": 1, "refresh": 2, "clusters": 3}
 
@@ -49,7 +49,7 @@ class StopAt(Silent):
 
 @pytest.mark.parametrize("mechanism", ["fusion", "standalone"])
 def test_hrem_trains_and_its_graph_stays_behind(tiny_recipe: dict[str, Any], tmp_path: Path, mechanism: str) -> None:
-    summary = train(parse_recipe(hrem_recipe(tiny_recipe, mechanism)), tmp_path / "run", device="cpu")
+    summary = train_recipe(parse_recipe(hrem_recipe(tiny_recipe, mechanism)), tmp_path / "run", device="cpu")
     assert summary["online"]["steps"] == 16
     rows = [row for row in read_jsonl(tmp_path / "run" / "stages" / "online" / "log.jsonl") if row["kind"] == "train"]
     assert "relation.enhanced" not in rows[0], "the first epoch is the warm-up"
@@ -62,7 +62,7 @@ def test_hrem_trains_and_its_graph_stays_behind(tiny_recipe: dict[str, Any], tmp
 def test_the_two_mechanisms_make_an_ensemble(tiny_recipe: dict[str, Any], tiny_corpus: Path, tmp_path: Path) -> None:
     for mechanism in ("fusion", "standalone"):
         recipe = parse_recipe(hrem_recipe(tiny_recipe, mechanism, epochs=2))
-        train(recipe, tmp_path / mechanism, device="cpu")
+        train_recipe(recipe, tmp_path / mechanism, device="cpu")
     app = typer.Typer()
     app.command()(evaluate_command)
     result = CliRunner().invoke(app, [str(tmp_path / "fusion"), str(tmp_path / "standalone"), "--json"])
@@ -74,12 +74,12 @@ def test_the_two_mechanisms_make_an_ensemble(tiny_recipe: dict[str, Any], tiny_c
 def test_a_stopped_run_resumes_bit_for_bit(tiny_recipe: dict[str, Any], tmp_path: Path, line: int) -> None:
     """Stopped before the clusters, in the middle of an epoch with new ones and of one with old ones."""
     recipe = parse_recipe(hrem_recipe(tiny_recipe, log_every=1, checkpoint_every=2))
-    train(recipe, tmp_path / "whole", device="cpu")
+    train_recipe(recipe, tmp_path / "whole", device="cpu")
     with pytest.raises(InterruptedError):
-        train(recipe, tmp_path / "stopped", device="cpu", display=StopAt(line))
+        train_recipe(recipe, tmp_path / "stopped", device="cpu", display=StopAt(line))
     with pytest.raises(InterruptedError):
-        resume(tmp_path / "stopped", device="cpu", display=StopAt(4))
-    resume(tmp_path / "stopped", device="cpu")
+        resume_run(tmp_path / "stopped", device="cpu", display=StopAt(4))
+    resume_run(tmp_path / "stopped", device="cpu")
     whole, stopped = (load_tensors(tmp_path / run / "weights.safetensors")[0] for run in ("whole", "stopped"))
     for name in whole:
         assert torch.equal(whole[name], stopped[name]), name
@@ -88,15 +88,15 @@ def test_a_stopped_run_resumes_bit_for_bit(tiny_recipe: dict[str, Any], tmp_path
 def test_refreshing_removes_no_file_of_someone_else(tiny_recipe: dict[str, Any], tmp_path: Path) -> None:
     recipe = parse_recipe(hrem_recipe(tiny_recipe, log_every=1, checkpoint_every=2))
     with pytest.raises(InterruptedError):
-        train(recipe, tmp_path / "run", device="cpu", display=StopAt(7))
+        train_recipe(recipe, tmp_path / "run", device="cpu", display=StopAt(7))
     folder = tmp_path / "run" / "stages" / "online"
     (folder / "clusters-mine.npy").write_bytes(b"mine")
-    resume(tmp_path / "run", device="cpu")
+    resume_run(tmp_path / "run", device="cpu")
     assert sorted(path.name for path in folder.glob("clusters-*")) == ["clusters-3.npy", "clusters-mine.npy"]
 
 
 def test_clusters_are_refreshed_on_schedule_and_kept(tiny_recipe: dict[str, Any], tmp_path: Path) -> None:
-    train(parse_recipe(hrem_recipe(tiny_recipe)), tmp_path / "run", device="cpu")
+    train_recipe(parse_recipe(hrem_recipe(tiny_recipe)), tmp_path / "run", device="cpu")
     kept = sorted((tmp_path / "run" / "stages" / "online").glob("clusters-*.npy"))
     assert [path.name for path in kept] == ["clusters-3.npy"], "made for epochs 1 and 3, the last one kept"
     labels = np.load(kept[0])
@@ -107,10 +107,10 @@ def test_clusters_are_refreshed_on_schedule_and_kept(tiny_recipe: dict[str, Any]
 def test_a_lost_cluster_file_is_told(tiny_recipe: dict[str, Any], tmp_path: Path) -> None:
     recipe = parse_recipe(hrem_recipe(tiny_recipe, log_every=1, checkpoint_every=1))
     with pytest.raises(InterruptedError):
-        train(recipe, tmp_path / "run", device="cpu", display=StopAt(7))
+        train_recipe(recipe, tmp_path / "run", device="cpu", display=StopAt(7))
     (tmp_path / "run" / "stages" / "online" / "clusters-1.npy").unlink()
     with pytest.raises(RunError, match="cannot be resumed exactly"):
-        resume(tmp_path / "run", device="cpu")
+        resume_run(tmp_path / "run", device="cpu")
 
 
 def test_settings_that_make_no_sense_are_refused(
@@ -121,10 +121,10 @@ def test_settings_that_make_no_sense_are_refused(
     recipe = hrem_recipe(tiny_recipe, loss={"triplet": {}})
     recipe["matcher"] = {"name": "scan", "embed_dim": 8, "word_dim": 6}
     with pytest.raises(RecipeError, match="one vector an image"):
-        train(parse_recipe(recipe), tmp_path / "run", device="cpu")
+        train_recipe(parse_recipe(recipe), tmp_path / "run", device="cpu")
     monkeypatch.setitem(sys.modules, "sklearn.cluster", None)
     with pytest.raises(QuintetError, match="scikit-learn"):
-        train(parse_recipe(hrem_recipe(tiny_recipe)), tmp_path / "other", device="cpu")
+        train_recipe(parse_recipe(hrem_recipe(tiny_recipe)), tmp_path / "other", device="cpu")
     assert not (tmp_path / "other").exists(), "told before anything is written"
     assert cluster_count(BatchRecipe(kind="neighbours", size=8, per_cluster=4), 100) == 6
     assert cluster_count(BatchRecipe(kind="neighbours", size=8, per_cluster=4), 10) == 1
@@ -138,7 +138,7 @@ def test_two_processes_equal_one(tiny_recipe: dict[str, Any], tmp_path: Path) ->
     recipe["matcher"] |= {"dropout": 0.0}
     recipe["stages"][0]["loss"]["relation"] |= {"dropout": 0.0}
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
-    train(parse_recipe(recipe), tmp_path / "one", device="cpu")
+    train_recipe(parse_recipe(recipe), tmp_path / "one", device="cpu")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

@@ -16,7 +16,7 @@ from quintet.data.corpus import Corpus
 from quintet.data.formats import import_corpus
 from quintet.evaluation.metrics import retrieval_metrics
 from quintet.training.recipe import load_recipe, parse_recipe
-from quintet.training.stages import train
+from quintet.training.stages import train_recipe
 
 COLOURS = {
     "red": (200, 30, 30),
@@ -64,7 +64,7 @@ def recipe(corpus: Corpus) -> dict[str, Any]:
 def test_people_are_classes_and_any_of_their_images_counts(corpus: Corpus, tmp_path: Path) -> None:
     assert len(corpus.split("train").groups) == 12
     assert len(corpus.split("train").images) == 30
-    summary = train(parse_recipe(recipe(corpus)), tmp_path / "run", device="cpu")
+    summary = train_recipe(parse_recipe(recipe(corpus)), tmp_path / "run", device="cpu")
     assert set(summary) == {"instance", "ranking"}
     arguments = ["evaluate", str(tmp_path / "run"), "--protocol", "identity", "--device", "cpu", "--json"]
     result = CliRunner().invoke(app, arguments)

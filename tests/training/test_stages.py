@@ -1,4 +1,4 @@
-"""Whole trainings on a tiny corpus: learning, stages, resuming exactly, refusing nonsense."""
+"""Whole trainings on a tiny corpus: learning, stages, resuming exactly, refusing nonsense, and `quintet.train`."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ import torch
 import yaml
 from torch import nn
 
+import quintet
+from quintet.data.corpus import Corpus
 from quintet.data.negatives import NegativeLists
 from quintet.errors import CorpusError, RecipeError, RunError, TrainingError
 from quintet.files import read_json, read_jsonl, write_json
@@ -27,8 +29,8 @@ from quintet.losses import OBJECTIVES
 from quintet.losses.step import Term
 from quintet.runs.checkpoint import load_tensors
 from quintet.training.logs import Silent
-from quintet.training.recipe import parse_recipe
-from quintet.training.stages import resume, train
+from quintet.training.recipe import load_recipe, parse_recipe
+from quintet.training.stages import resume_run, train_recipe
 
 
 class StopAt(Silent):
@@ -69,7 +71,7 @@ def assert_same_run(one: Path, other: Path, stages: tuple[str, ...]) -> None:
 
 def test_training_learns_and_the_run_tells_what_it_is(tiny_recipe: dict[str, Any], tmp_path: Path) -> None:
     tiny_recipe["stages"][0] |= {"epochs": 25, "checkpoint_every": 1000}
-    summary = train(parse_recipe(tiny_recipe), tmp_path / "run", device="cpu")
+    summary = train_recipe(parse_recipe(tiny_recipe), tmp_path / "run", device="cpu")
     chance = 100 * sum(min(1.0, k / 6) * 2 for k in (1, 5, 10))
     assert summary["online"]["metrics"]["rsum"] > chance + 60
     head = read_json(tmp_path / "run" / "run.json")
@@ -85,14 +87,14 @@ def test_training_learns_and_the_run_tells_what_it_is(tiny_recipe: dict[str, Any
 
 def test_early_epochs_can_be_kept_from_selection(tiny_recipe: dict[str, Any], tmp_path: Path) -> None:
     tiny_recipe["stages"][0] |= {"epochs": 3, "select_after": 2, "optimizer": {"name": "sgd", "lr": 1e-12}}
-    assert train(parse_recipe(tiny_recipe), tmp_path / "run", device="cpu")["online"]["epoch"] == 3
+    assert train_recipe(parse_recipe(tiny_recipe), tmp_path / "run", device="cpu")["online"]["epoch"] == 3
     with pytest.raises(RecipeError, match="leaves none of 3 epochs"):
         parse_recipe(tiny_recipe, ["stages.0.select_after=3"])
 
 
 def test_the_same_seed_gives_the_same_bits_and_another_does_not(tiny_recipe: dict[str, Any], tmp_path: Path) -> None:
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        train(parse_recipe(tiny_recipe, [f"seed={seed}"]), tmp_path / name, device="cpu")
+        train_recipe(parse_recipe(tiny_recipe, [f"seed={seed}"]), tmp_path / name, device="cpu")
     assert_same_run(tmp_path / "a", tmp_path / "b", ("online",))
     a, c = weights(tmp_path / "a"), weights(tmp_path / "c")
     assert any(not torch.equal(a[name], c[name]) for name in a)
@@ -105,12 +107,12 @@ def test_a_stopped_run_resumes_bit_for_bit(
 ) -> None:
     tiny_recipe["stages"][0] |= {"accumulate": accumulate, "log_every": 1, "checkpoint_every": 2, "epochs": 3}
     recipe = parse_recipe(two_stages(tiny_recipe))
-    train(recipe, tmp_path / "whole", device="cpu")
+    train_recipe(recipe, tmp_path / "whole", device="cpu")
     with pytest.raises(InterruptedError):
-        train(recipe, tmp_path / "stopped", device="cpu", display=StopAt(line))
+        train_recipe(recipe, tmp_path / "stopped", device="cpu", display=StopAt(line))
     with pytest.raises(InterruptedError):
-        resume(tmp_path / "stopped", device="cpu", display=StopAt(line + 2))
-    resume(tmp_path / "stopped", device="cpu")
+        resume_run(tmp_path / "stopped", device="cpu", display=StopAt(line + 2))
+    resume_run(tmp_path / "stopped", device="cpu")
     assert_same_run(tmp_path / "whole", tmp_path / "stopped", ("online", "second"))
 
 
@@ -118,7 +120,7 @@ def test_a_stopped_run_resumes_bit_for_bit(
 def test_kill_minus_nine_at_random_moments(tiny_recipe: dict[str, Any], tmp_path: Path) -> None:
     tiny_recipe["stages"][0] |= {"epochs": 30, "checkpoint_every": 3}
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(tiny_recipe), encoding="utf-8")
-    train(parse_recipe(tiny_recipe), tmp_path / "whole", device="cpu")
+    train_recipe(parse_recipe(tiny_recipe), tmp_path / "whole", device="cpu")
     run = tmp_path / "killed"
     start = [sys.executable, "-m", "quintet", "train", str(tmp_path / "recipe.yaml"), "-o", str(run), "--device", "cpu"]
     again = [sys.executable, "-m", "quintet", "train", "--resume", str(run), "--device", "cpu"]
@@ -156,14 +158,14 @@ def with_offline_round(recipe: dict[str, Any]) -> dict[str, Any]:
 
 def test_a_second_round_mines_with_the_first_and_trains_on_it(tiny_recipe: dict[str, Any], tmp_path: Path) -> None:
     recipe = parse_recipe(with_offline_round(tiny_recipe))
-    train(recipe, tmp_path / "run", device="cpu")
+    train_recipe(recipe, tmp_path / "run", device="cpu")
     lists = NegativeLists.open(tmp_path / "run" / "stages" / "offline" / "negatives")
     assert lists.texts.shape == (12, 10)
     assert lists.manifest["matcher"]["name"] == "tiny"
     rows = [row for row in log_rows(tmp_path / "run", "offline") if row["kind"] == "train"]
     assert all("quintuplet.offline_pair" in row for row in rows)
     teacher = parse_recipe(tiny_recipe, [f"stages.offline.negatives.from={tmp_path / 'run'}"])
-    train(teacher, tmp_path / "taught", device="cpu")
+    train_recipe(teacher, tmp_path / "taught", device="cpu")
     taught = NegativeLists.open(tmp_path / "taught" / "stages" / "offline" / "negatives")
     assert taught.manifest["matcher"]["weights"] != lists.manifest["matcher"]["weights"]
 
@@ -172,10 +174,10 @@ def test_a_second_round_mines_with_the_first_and_trains_on_it(tiny_recipe: dict[
 def test_a_second_round_resumes_bit_for_bit(tiny_recipe: dict[str, Any], tmp_path: Path, line: int) -> None:
     tiny_recipe["stages"][0] |= {"log_every": 1, "checkpoint_every": 3}
     recipe = parse_recipe(with_offline_round(tiny_recipe))
-    train(recipe, tmp_path / "whole", device="cpu")
+    train_recipe(recipe, tmp_path / "whole", device="cpu")
     with pytest.raises(InterruptedError):
-        train(recipe, tmp_path / "stopped", device="cpu", display=StopAt(line))
-    resume(tmp_path / "stopped", device="cpu")
+        train_recipe(recipe, tmp_path / "stopped", device="cpu", display=StopAt(line))
+    resume_run(tmp_path / "stopped", device="cpu")
     assert_same_run(tmp_path / "whole", tmp_path / "stopped", ("online", "offline"))
 
 
@@ -184,29 +186,29 @@ def test_negatives_of_a_later_stage_or_without_any_are_refused(tiny_recipe: dict
         parse_recipe(with_offline_round(copy.deepcopy(tiny_recipe)), ["stages.offline.negatives.from=offline"])
     tiny_recipe["stages"][0]["loss"] = {"quintuplet": {}}
     with pytest.raises(RecipeError, match="negatives"):
-        train(parse_recipe(tiny_recipe), tmp_path / "run", device="cpu")
+        train_recipe(parse_recipe(tiny_recipe), tmp_path / "run", device="cpu")
 
 
 def test_stages_start_where_they_say(tiny_recipe: dict[str, Any], tmp_path: Path) -> None:
     recipe = two_stages(tiny_recipe)
     recipe["stages"][1] |= {"epochs": 1, "optimizer": {"lr": 1e-12}}
-    train(parse_recipe(recipe), tmp_path / "previous", device="cpu")
+    train_recipe(parse_recipe(recipe), tmp_path / "previous", device="cpu")
     first = load_tensors(tmp_path / "previous" / "stages" / "online" / "selected.safetensors")[0]
     for name, tensor in weights(tmp_path / "previous").items():
         torch.testing.assert_close(tensor, first[name])
     recipe["stages"][1] |= {"init": str(tmp_path / "previous")}
-    train(parse_recipe(recipe, ["seed=5"]), tmp_path / "other", device="cpu")
+    train_recipe(parse_recipe(recipe, ["seed=5"]), tmp_path / "other", device="cpu")
     for name, tensor in weights(tmp_path / "other").items():
         torch.testing.assert_close(tensor, first[name])
     recipe["stages"][1] |= {"init": "scratch"}
-    train(parse_recipe(recipe), tmp_path / "scratch", device="cpu")
+    train_recipe(parse_recipe(recipe), tmp_path / "scratch", device="cpu")
     assert any(not torch.allclose(tensor, first[name]) for name, tensor in weights(tmp_path / "scratch").items())
 
 
 def test_frozen_parameters_do_not_move(tiny_recipe: dict[str, Any], tmp_path: Path) -> None:
     recipe = two_stages(tiny_recipe)
     recipe["stages"][1] |= {"freeze": ["matcher.text_encoder.*"]}
-    train(parse_recipe(recipe), tmp_path / "run", device="cpu")
+    train_recipe(parse_recipe(recipe), tmp_path / "run", device="cpu")
     first = load_tensors(tmp_path / "run" / "stages" / "online" / "selected.safetensors")[0]
     last = weights(tmp_path / "run")
     for name in first:
@@ -225,33 +227,33 @@ def test_frozen_parameters_do_not_move(tiny_recipe: dict[str, Any], tmp_path: Pa
 )
 def test_every_setting_trains(tiny_recipe: dict[str, Any], tmp_path: Path, change: dict[str, Any]) -> None:
     tiny_recipe["stages"][0] |= change
-    summary = train(parse_recipe(tiny_recipe), tmp_path / "run", device="cpu")
+    summary = train_recipe(parse_recipe(tiny_recipe), tmp_path / "run", device="cpu")
     assert summary["online"]["epoch"] in (1, 2)
 
 
 @pytest.mark.slow
 def test_compiled_encoders_train(tiny_recipe: dict[str, Any], tmp_path: Path) -> None:
     tiny_recipe["stages"][0] |= {"compile": True}
-    assert train(parse_recipe(tiny_recipe), tmp_path / "run", device="cpu")["online"]["steps"] > 0
+    assert train_recipe(parse_recipe(tiny_recipe), tmp_path / "run", device="cpu")["online"]["steps"] > 0
 
 
 def test_loading_workers_change_nothing(tiny_recipe: dict[str, Any], tmp_path: Path) -> None:
-    train(parse_recipe(tiny_recipe), tmp_path / "none", device="cpu")
-    train(parse_recipe(tiny_recipe, ["data.workers=2"]), tmp_path / "two", device="cpu")
+    train_recipe(parse_recipe(tiny_recipe), tmp_path / "none", device="cpu")
+    train_recipe(parse_recipe(tiny_recipe, ["data.workers=2"]), tmp_path / "two", device="cpu")
     assert_same_run(tmp_path / "none", tmp_path / "two", ("online",))
 
 
 def test_features_in_memory_change_nothing(tiny_recipe: dict[str, Any], tmp_path: Path) -> None:
-    train(parse_recipe(tiny_recipe, ["data.keep=disk"]), tmp_path / "disk", device="cpu")
-    train(parse_recipe(tiny_recipe, ["data.keep=device"]), tmp_path / "memory", device="cpu")
+    train_recipe(parse_recipe(tiny_recipe, ["data.keep=disk"]), tmp_path / "disk", device="cpu")
+    train_recipe(parse_recipe(tiny_recipe, ["data.keep=device"]), tmp_path / "memory", device="cpu")
     assert_same_run(tmp_path / "disk", tmp_path / "memory", ("online",))
     with pytest.raises(RecipeError, match=r"data\.workers"):
-        train(parse_recipe(tiny_recipe, ["data.keep=device", "data.workers=1"]), tmp_path / "both", device="cpu")
+        train_recipe(parse_recipe(tiny_recipe, ["data.keep=device", "data.workers=1"]), tmp_path / "both", device="cpu")
 
 
 def test_validation_now_and_then(tiny_recipe: dict[str, Any], tmp_path: Path) -> None:
     tiny_recipe["stages"][0] |= {"epochs": 5, "validate_every": 2}
-    summary = train(parse_recipe(tiny_recipe), tmp_path / "run", device="cpu")
+    summary = train_recipe(parse_recipe(tiny_recipe), tmp_path / "run", device="cpu")
     looks = [row for row in read_jsonl(tmp_path / "run/stages/online/log.jsonl") if row["kind"] == "validation"]
     assert [row["epoch"] for row in looks] == [2, 4, 5]
     assert summary["online"]["epoch"] in (2, 4, 5)
@@ -260,7 +262,7 @@ def test_validation_now_and_then(tiny_recipe: dict[str, Any], tmp_path: Path) ->
 def test_nan_stops_training_before_it_reaches_a_checkpoint(tiny_recipe: dict[str, Any], tmp_path: Path) -> None:
     tiny_recipe["stages"][0] |= {"optimizer": {"name": "sgd", "lr": 1e38}, "clip": None, "epochs": 5}
     with pytest.raises(TrainingError, match="lower learning rate"):
-        train(parse_recipe(tiny_recipe), tmp_path / "run", device="cpu")
+        train_recipe(parse_recipe(tiny_recipe), tmp_path / "run", device="cpu")
     checkpoint = tmp_path / "run" / "stages" / "online" / "checkpoint.safetensors"
     saved = load_tensors(checkpoint)[0] if checkpoint.exists() else {}
     assert all(torch.isfinite(tensor).all() for name, tensor in saved.items() if name.startswith("module/"))
@@ -288,7 +290,7 @@ def test_a_slip_in_a_later_stage_is_told_before_anything_is_made(
     tiny_recipe: dict[str, Any], tmp_path: Path, change: dict[str, Any], told: str
 ) -> None:
     with pytest.raises(RecipeError, match=told):
-        train(parse_recipe(wrong_second_stage(tiny_recipe, **change)), tmp_path / "run", device="cpu")
+        train_recipe(parse_recipe(wrong_second_stage(tiny_recipe, **change)), tmp_path / "run", device="cpu")
     assert not (tmp_path / "run").exists(), "a corrected recipe can use the folder"
 
 
@@ -297,13 +299,13 @@ def test_a_first_stage_has_no_previous_one_and_a_matcher_takes_what_it_takes(
 ) -> None:
     for override, told in (("stages.online.init=previous", "scratch"), ("matcher.embed_dimm=3", "'embed_dim'")):
         with pytest.raises(RecipeError, match=told):
-            train(parse_recipe(tiny_recipe, [override]), tmp_path / "run", device="cpu")
+            train_recipe(parse_recipe(tiny_recipe, [override]), tmp_path / "run", device="cpu")
         assert not (tmp_path / "run").exists()
 
 
 def test_ranks_are_selected_when_they_are_low(tiny_recipe: dict[str, Any], tmp_path: Path) -> None:
     tiny_recipe["stages"][0] |= {"select": "t2i_meanr", "epochs": 6}
-    summary = train(parse_recipe(tiny_recipe), tmp_path / "run", device="cpu")["online"]
+    summary = train_recipe(parse_recipe(tiny_recipe), tmp_path / "run", device="cpu")["online"]
     ranks = [row["t2i_meanr"] for row in log_rows(tmp_path / "run", "online") if row["kind"] == "validation"]
     assert summary["metrics"]["t2i_meanr"] == min(ranks) < max(ranks)
 
@@ -313,7 +315,7 @@ def test_a_last_optimizer_step_of_fewer_batches_is_their_mean(tiny_recipe: dict[
     stage = {"reduction": "mean", "epochs": 1, "clip": None, "optimizer": {"name": "sgd", "lr": 0.1}}
     tiny_recipe["stages"][0] |= stage
     for accumulate in (4, 40):  # the epoch has 4 batches
-        train(parse_recipe(tiny_recipe, [f"stages.online.accumulate={accumulate}"]), tmp_path / str(accumulate))
+        train_recipe(parse_recipe(tiny_recipe, [f"stages.online.accumulate={accumulate}"]), tmp_path / str(accumulate))
     four, forty = weights(tmp_path / "4"), weights(tmp_path / "40")
     for name in four:
         assert torch.equal(four[name], forty[name]), name
@@ -324,17 +326,17 @@ def test_a_kill_after_the_last_file_of_a_stage_leaves_no_checkpoint(
 ) -> None:
     recipe = parse_recipe(two_stages(tiny_recipe))
     with pytest.raises(InterruptedError):
-        train(recipe, tmp_path / "run", device="cpu", display=StopAt(5))  # in the second stage
+        train_recipe(recipe, tmp_path / "run", device="cpu", display=StopAt(5))  # in the second stage
     (tmp_path / "run" / "stages" / "online" / "checkpoint.safetensors").write_bytes(b"not yet removed")
-    resume(tmp_path / "run", device="cpu")
+    resume_run(tmp_path / "run", device="cpu")
     assert not list((tmp_path / "run").rglob("checkpoint*"))
 
 
 def test_training_on_what_is_measured_is_refused(tiny_recipe: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(CorpusError, match="disjoint"):
-        train(parse_recipe(tiny_recipe, ["data.train=test"]), tmp_path / "run", device="cpu")
+        train_recipe(parse_recipe(tiny_recipe, ["data.train=test"]), tmp_path / "run", device="cpu")
     with pytest.raises(CorpusError, match="shares groups with the test split"):
-        train(parse_recipe(tiny_recipe, ["data.validation=test"]), tmp_path / "run", device="cpu")
+        train_recipe(parse_recipe(tiny_recipe, ["data.validation=test"]), tmp_path / "run", device="cpu")
 
 
 class Notes(Silent):
@@ -355,28 +357,30 @@ def test_images_without_features_are_left_out_of_training_and_told(
     np.save(store / "rows.npy", rows[:-2])
     display = Notes()
     tiny_recipe["data"]["corpus"] = str(corpus)
-    assert train(parse_recipe(tiny_recipe), tmp_path / "run", device="cpu", display=display)["online"]["steps"] == 8
+    assert (
+        train_recipe(parse_recipe(tiny_recipe), tmp_path / "run", device="cpu", display=display)["online"]["steps"] == 8
+    )
     assert display.notes == [f"2 of 12 training images have no features and are left out, first {min(ids[-2:])!r}"]
     write_json(store / "ids.json", ids[1:])  # the first one is a validation image
     np.save(store / "rows.npy", rows[1:])
     with pytest.raises(CorpusError, match="no features for 1 of"):
-        train(parse_recipe(tiny_recipe), tmp_path / "again", device="cpu")
+        train_recipe(parse_recipe(tiny_recipe), tmp_path / "again", device="cpu")
 
 
 def test_folders_that_hold_a_run_are_not_overwritten(tiny_recipe: dict[str, Any], tmp_path: Path) -> None:
     recipe = parse_recipe(tiny_recipe)
-    train(recipe, tmp_path / "run", device="cpu")
+    train_recipe(recipe, tmp_path / "run", device="cpu")
     with pytest.raises(RunError, match="--resume"):
-        train(recipe, tmp_path / "run", device="cpu")
-    assert resume(tmp_path / "run", device="cpu").keys() == {"online"}, "resuming a finished run does nothing"
+        train_recipe(recipe, tmp_path / "run", device="cpu")
+    assert resume_run(tmp_path / "run", device="cpu").keys() == {"online"}, "resuming a finished run does nothing"
 
 
 def test_runs_that_cannot_be_resumed_say_why(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="not a run"):
-        resume(tmp_path)
+        resume_run(tmp_path)
     write_json(tmp_path / "run.json", {"format": "quintet-run", "version": 1, "status": "training", "name": "x"})
     with pytest.raises(RunError, match="before its first step"):
-        resume(tmp_path)
+        resume_run(tmp_path)
 
 
 def test_a_corpus_that_changed_cannot_be_resumed_on(
@@ -385,13 +389,13 @@ def test_a_corpus_that_changed_cannot_be_resumed_on(
     tiny_recipe["data"]["corpus"] = str(make_corpus(tmp_path / "corpus"))
     tiny_recipe["stages"][0] |= {"log_every": 1}
     with pytest.raises(InterruptedError):
-        train(parse_recipe(tiny_recipe), tmp_path / "run", device="cpu", display=StopAt(3))
+        train_recipe(parse_recipe(tiny_recipe), tmp_path / "run", device="cpu", display=StopAt(3))
     splits = read_json(tmp_path / "corpus" / "splits.json")
     write_json(tmp_path / "corpus" / "splits.json", splits | {"train": splits["train"][1:]})
     with pytest.raises(RunError, match="has changed"):
-        resume(tmp_path / "run", device="cpu")
+        resume_run(tmp_path / "run", device="cpu")
     write_json(tmp_path / "corpus" / "splits.json", splits)
-    resume(tmp_path / "run", device="cpu")
+    resume_run(tmp_path / "run", device="cpu")
 
 
 def test_a_run_is_resumed_from_any_folder(
@@ -401,10 +405,10 @@ def test_a_run_is_resumed_from_any_folder(
     monkeypatch.chdir(tmp_path)
     recipe = parse_recipe(tiny_recipe, ["data.corpus=corpus", "stages.0.log_every=1"])
     with pytest.raises(InterruptedError):
-        train(recipe, "run", device="cpu", display=StopAt(3))
+        train_recipe(recipe, "run", device="cpu", display=StopAt(3))
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    assert resume("../run", device="cpu")["online"]["steps"] > 0
+    assert resume_run("../run", device="cpu")["online"]["steps"] > 0
 
 
 class Explodes(nn.Module):
@@ -423,12 +427,48 @@ def test_an_infinite_gradient_stops_training_before_it_reaches_a_checkpoint(
     monkeypatch.setitem(OBJECTIVES.entries, "explodes", "exploding_loss:Explodes")
     tiny_recipe["stages"][0]["loss"] = {"explodes": {}}
     with pytest.raises(TrainingError, match="'gradient' became nan"):
-        train(parse_recipe(tiny_recipe), tmp_path / "run", device="cpu")
+        train_recipe(parse_recipe(tiny_recipe), tmp_path / "run", device="cpu")
     assert not list(tmp_path.rglob("checkpoint*"))
 
 
 def test_missing_corpus_and_features_are_told_before_training(tiny_recipe: dict[str, Any], tmp_path: Path) -> None:
     tiny_recipe["data"]["corpus"] = None
     with pytest.raises(RecipeError, match="--corpus"):
-        train(parse_recipe(tiny_recipe), tmp_path / "run", device="cpu")
+        train_recipe(parse_recipe(tiny_recipe), tmp_path / "run", device="cpu")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("kind", ["mapping", "file", "recipe"])
+def test_a_recipe_and_a_corpus_make_a_run(kind: str, tiny_recipe: dict[str, Any], tmp_path: Path) -> None:
+    corpus = tiny_recipe["data"].pop("corpus")
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(tiny_recipe))
+    given = {"mapping": tiny_recipe, "file": tmp_path / "mine.yaml", "recipe": parse_recipe(tiny_recipe)}[kind]
+    where = Corpus.open(corpus) if kind == "file" else corpus
+    run = quintet.train(given, where, out=tmp_path / "run", seed=3, overrides=["stages.online.epochs=1"], device="cpu")
+    used = load_recipe(tmp_path / "run" / "recipe.yaml")
+    assert (used.seed, used.stages[0].epochs, used.data.corpus) == (3, 1, Path(corpus).resolve())
+    assert run.folder == tmp_path / "run"
+    assert run.default_corpus == Path(corpus).resolve()
+    assert quintet.evaluate(run, bootstrap=0, split="dev").rsum == pytest.approx(
+        read_json(tmp_path / "run" / "run.json")["stages"]["online"]["metrics"]["rsum"]
+    )
+
+
+def test_a_finished_run_is_resumed_to_itself(tiny_recipe: dict[str, Any], tmp_path: Path) -> None:
+    run = quintet.train(tiny_recipe, out=tmp_path / "run", device="cpu")
+    again = quintet.train(resume=tmp_path / "run", device="cpu")
+    assert again.weights_checksum == run.weights_checksum
+    assert load_tensors(tmp_path / "run" / "weights.safetensors")[0].keys() == run.matcher.state_dict().keys()
+    with pytest.raises(RunError, match="--resume"):
+        quintet.train(tiny_recipe, out=tmp_path / "run", device="cpu")
+
+
+def test_what_does_not_go_together_is_refused(tiny_recipe: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="a folder"):
+        quintet.train(tiny_recipe)
+    with pytest.raises(RecipeError, match="a recipe"):
+        quintet.train(out=tmp_path / "run")
+    with pytest.raises(RecipeError, match=r"no recipe and no seed"):
+        quintet.train(tiny_recipe, resume=tmp_path / "run", seed=1)
+    with pytest.raises(RecipeError, match="vse-scenes"):
+        quintet.train("vse-scene", out=tmp_path / "run")

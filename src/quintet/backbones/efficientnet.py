@@ -30,6 +30,8 @@ EPS, MOMENTUM = 1e-3, 0.01  # TensorFlow's epsilon; its decay 0.99 is torch's mo
 class EfficientNetLite(ImageTower):
     """Grid of 1/32 of the input's size (rounded up), 1,280 channels."""
 
+    foldable = True
+
     def __init__(self, width: float, depth: float, size: int) -> None:
         super().__init__()
         self._conv_stem = SameConv(3, STEM, 3, stride=2)

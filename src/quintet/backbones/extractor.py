@@ -15,9 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from quintet.backbones.create import create_tower, is_trained
-from quintet.backbones.efficientnet import EfficientNetLite
 from quintet.backbones.preprocess import Preprocess
-from quintet.backbones.resnet import ResNet
 from quintet.backbones.tower import ImageTower
 from quintet.backbones.weights import weights_checksum
 from quintet.data.batches import ImageBatch
@@ -26,13 +24,10 @@ from quintet.errors import QuintetError
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-# In these, nothing but its BatchNorm reads what a convolution gives. Of a stranger's network that cannot be known.
-FOLDABLE = (EfficientNetLite, ResNet)
-
 
 def fold_batch_norms(tower: ImageTower) -> ImageTower:
-    """Change `tower`, which must be in evaluation mode, in place and return it; others than ours stay as they are."""
-    if not isinstance(tower, FOLDABLE):
+    """Fold BatchNorms into convolutions, in place. The tower must be in evaluation mode; one not `foldable` stays."""
+    if not tower.foldable:
         return tower
     if tower.training:
         raise ValueError("only a tower in evaluation mode can be folded: in training, BatchNorm depends on the batch")
@@ -236,24 +231,3 @@ class FeatureExtractor:
         self.device = torch.device(device)
         self.tower = self.tower.to(self.device)
         return self
-
-
-def same_tower(one: dict[str, Any] | None, other: dict[str, Any] | None) -> bool:
-    """Whether two descriptions (`FeatureExtractor.state`) mean the same tower and view; unknown ones pass.
-
-    Weights are compared by checksum. Paths of files never count: they change when a file is moved.
-
-    >>> same_tower({"checksum": "a1", "weights": "/here/w.pth"}, {"checksum": "a1", "weights": "/there/w.pth"})
-    True
-    >>> same_tower({"name": "precomputed", "source": "/here"}, {"name": "efficientnet-lite0", "checksum": "a1"})
-    False
-    """
-    if not one or not other:
-        return True
-    return _identity(one) == _identity(other)
-
-
-def _identity(state: dict[str, Any]) -> dict[str, Any]:
-    # The name of a tower from a folder (hf:FOLDER) is a path, too; the checksum covers what it names.
-    ignored = {"weights", "source", *(["name"] if "checksum" in state else [])}
-    return {key: value for key, value in state.items() if key not in ignored}

@@ -12,6 +12,8 @@ from quintet.backbones.tower import ImageTower
 class ResNet(ImageTower):
     """Grid of 1/32 of the input's size; 512 channels with basic blocks, 2,048 with bottlenecks."""
 
+    foldable = True
+
     def __init__(
         self,
         depths: tuple[int, int, int, int],

@@ -1,8 +1,9 @@
-"""What an image tower is: the interface, two towers joined, and patch tokens folded back to a grid."""
+"""What an image tower is: the interface, two towers joined, patch tokens folded back to a grid, and its description."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +18,8 @@ class ImageTower(nn.Module):
 
     dim: int
     preprocess: Preprocess  # how the tower was trained and measured by its authors
+    # Whether only its BatchNorm reads a convolution's output. Of a network from another library that is not known.
+    foldable = False
 
     def forward(self, pixels: Tensor) -> Tensor:
         """(n, 3, height, width) -> (n, dim, h, w)."""
@@ -72,3 +75,24 @@ def fold_tokens(tokens: Tensor, height: int, width: int) -> Tensor:
     """(n, prefix + h * w, dim) -> (n, dim, h, w). Class and register tokens come first and are dropped."""
     patches = tokens[:, tokens.shape[1] - height * width :]  # (n, hw, dim)
     return patches.transpose(1, 2).unflatten(2, (height, width))  # (n, dim, hw) -> (n, dim, h, w)
+
+
+def same_tower(one: dict[str, Any] | None, other: dict[str, Any] | None) -> bool:
+    """Whether two descriptions (see `FeatureExtractor.state`) mean the same tower and view; unknown ones pass.
+
+    Weights are compared by checksum. Paths of files never count: they change when a file is moved.
+
+    >>> same_tower({"checksum": "a1", "weights": "/here/w.pth"}, {"checksum": "a1", "weights": "/there/w.pth"})
+    True
+    >>> same_tower({"name": "precomputed", "source": "/here"}, {"name": "efficientnet-lite0", "checksum": "a1"})
+    False
+    """
+    if not one or not other:
+        return True
+    return _identity(one) == _identity(other)
+
+
+def _identity(state: dict[str, Any]) -> dict[str, Any]:
+    # The name of a tower from a folder (hf:FOLDER) is a path, too; the checksum covers what it names.
+    ignored = {"weights", "source", *(["name"] if "checksum" in state else [])}
+    return {key: value for key, value in state.items() if key not in ignored}

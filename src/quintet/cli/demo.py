@@ -55,7 +55,7 @@ def demo_command(
     from quintet.report.html_page import write_search_page
     from quintet.search.indexing import build_index
     from quintet.search.searcher import Searcher
-    from quintet.training.stages import train
+    from quintet.training.stages import train_recipe
 
     console = Console()
     began = time.monotonic()
@@ -68,7 +68,7 @@ def demo_command(
 
     console.rule("2  training", align="left")
     with TrainingDisplay(console) as display:
-        train(plan, out / "run", device="cpu", display=display)
+        train_recipe(plan, out / "run", device="cpu", display=display)
 
     console.rule("3  evaluating on the test split", align="left")
     split = corpus.split(plan.data.test)

@@ -73,7 +73,7 @@ def train_command(
             read_corpus_head(loaded.data.corpus)
 
     from quintet import distributed
-    from quintet.training.start import train
+    from quintet.training.stages import train
 
     first = distributed.is_main_launched()
     console = Console(stderr=True, quiet=as_json or not first)

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from quintet.layers.batchnorm import masked_batchnorm
+from quintet.layers.normalize import masked_batchnorm
 
 
 class ChannelDropout(nn.Module):

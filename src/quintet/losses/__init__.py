@@ -14,6 +14,6 @@ OBJECTIVES = Registry(
         "relation": "quintet.losses.relation:RelationObjective",
         "instance": "quintet.losses.instance:InstanceObjective",
         "ranking": "quintet.losses.ranking:RankingObjective",
-        "contrastive": "quintet.losses.contrastive:ContrastiveObjective",
+        "contrastive": "quintet.losses.triplet:ContrastiveObjective",
     },
 )

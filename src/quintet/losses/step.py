@@ -14,8 +14,7 @@ from quintet import distributed
 from quintet.codes import Codes
 from quintet.data.batches import ImageBatch, OfflineBatch, PairBatch, TextBatch
 from quintet.errors import RecipeError
-from quintet.layers.batchnorm import BATCH_NORMS
-from quintet.layers.normalize import widen
+from quintet.layers.normalize import BATCH_NORMS, widen
 from quintet.protocols import Matcher, Phased
 
 P = TypeVar("P", bound=Hashable)

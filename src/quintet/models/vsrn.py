@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from quintet.codes import Codes
 from quintet.data.batches import ImageBatch, TextBatch
 from quintet.errors import RecipeError, suggest
-from quintet.layers.batchnorm import masked_batchnorm
-from quintet.layers.normalize import l2norm, widen
+from quintet.layers.normalize import l2norm, masked_batchnorm, widen
 from quintet.layers.regions import RegionProjection
 from quintet.layers.text import LastStateGRU
 from quintet.scores.embedding import dot_score_pairs, dot_scores

@@ -1,7 +1,8 @@
-"""Checkpoints: one safetensors file with everything a stage needs to go on exactly where it stopped.
+"""Writing a run: its folder, its weights, and checkpoints. `run_folder` describes the files.
 
-Tensors are named `module/...`, `optimizer/INDEX/KEY` and `random/RANK/...`; what is not a tensor is JSON in the file's
-metadata. Nothing in the file can execute code, and the file is written atomically.
+A checkpoint is one safetensors file with everything a stage needs to go on exactly where it stopped. Tensors are named
+`module/...`, `optimizer/INDEX/KEY` and `random/RANK/...`; what is not a tensor is JSON in the file's metadata. Nothing
+in the file can execute code, and the file is written atomically.
 """
 
 from __future__ import annotations
@@ -18,10 +19,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+import quintet
 from quintet import distributed
+from quintet.data.tokenizers import Tokenizer
 from quintet.errors import QuintetError, RunError
-from quintet.files import atomic_write
+from quintet.files import atomic_write, read_json, write_json
 from quintet.protocols import Matcher, module_of
+from quintet.runs import run_folder
 
 VERSION = 1
 
@@ -48,6 +52,62 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise RunError(f"{path} does not exist") from None
     except (SafetensorError, OSError) as error:
         raise RunError(f"{path} is damaged or not a safetensors file: {error}") from None
+
+
+def start_run(
+    folder: Path,
+    *,
+    name: str,
+    model: dict[str, Any],
+    tokenizer: Tokenizer | None,
+    image_input: dict[str, Any],
+    corpus: Path | None = None,
+    splits: dict[str, str] | None = None,
+) -> None:
+    """Write what is known before the first step; `splits` are checksums of what it trains and selects on."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "model.json", model)
+    write_json(folder / "images.json", image_input)
+    if tokenizer is not None:
+        write_json(folder / "tokenizer.json", tokenizer.state())
+    _write_head(folder, name, "training", corpus, splits)
+
+
+def finish_run(folder: Path, state_dict: dict[str, Tensor], facts: dict[str, Any] | None = None) -> None:
+    """Write the final weights and mark the run complete, in this order."""
+    head = read_json(folder / "run.json")
+    save_tensors(folder / "weights.safetensors", state_dict, {"run": head["name"], "quintet": quintet.__version__})
+    write_json(folder / "run.json", head | {"status": "complete"} | (facts or {}))
+
+
+def write_run(
+    folder: Path,
+    *,
+    name: str,
+    model: dict[str, Any],
+    state_dict: dict[str, Tensor],
+    tokenizer: Tokenizer | None,
+    image_input: dict[str, Any],
+    facts: dict[str, Any] | None = None,
+) -> None:
+    """A complete run from weights that were trained elsewhere. `facts` are added to run.json (origin, notes)."""
+    if (folder / "run.json").exists():
+        raise RunError(f"{folder} is a run already; choose another folder or remove it first")
+    start_run(folder, name=name, model=model, tokenizer=tokenizer, image_input=image_input)
+    finish_run(folder, state_dict, facts)
+
+
+def _write_head(folder: Path, name: str, status: str, corpus: Path | None, splits: dict[str, str] | None) -> None:
+    head = {
+        "format": run_folder.FORMAT,
+        "version": run_folder.VERSION,
+        "quintet": quintet.__version__,
+        "name": name,
+        "status": status,
+        "corpus": None if corpus is None else str(corpus.resolve()),
+        "splits": splits,
+    }
+    write_json(folder / "run.json", head)
 
 
 def save_checkpoint(path: Path, module: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:

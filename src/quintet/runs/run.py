@@ -17,7 +17,7 @@ import torch
 from PIL.Image import Image as PILImage
 from torch import Tensor
 
-from quintet.backbones.extractor import FeatureExtractor, same_tower
+from quintet.backbones.tower import same_tower
 from quintet.codes import Codes
 from quintet.data.batches import ImageBatch, TextBatch
 from quintet.data.corpus import Corpus, Image, Split, Text, as_corpus
@@ -135,6 +135,8 @@ class Run:
                 "tower that made them is not known, so none can be made of a new image; give an ImageBatch of such "
                 "fragments, or use a corpus that has the features (encode_split)"
             )
+        from quintet.backbones.extractor import FeatureExtractor  # needed only where new images are encoded
+
         try:
             return FeatureExtractor.from_state(tower, weights=self._tower_weights, device=self.device)
         except RunError:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from quintet.backbones.extractor import same_tower
+from quintet.backbones.tower import same_tower
 from quintet.codes import Codes
 from quintet.data.corpus import Corpus
 from quintet.data.feature_store import FeatureStore

@@ -167,11 +167,11 @@ class _Runner:
         watch = _PeakMemory(self.device)
         try:
             if begun:
-                stages.resume(folder, device=self.device, display=cast(Display, noted))
+                stages.resume_run(folder, device=self.device, display=cast(Display, noted))
             else:
                 recipe = self._recipe(variant, seed)
                 share_lists(folder, recipe, self._siblings(seed))
-                stages.train(recipe, folder, device=self.device, display=cast(Display, noted))
+                stages.train_recipe(recipe, folder, device=self.device, display=cast(Display, noted))
         finally:
             write_json(folder / "study.json", record | {"device": self.device, "notes": noted.notes} | watch.facts())
 

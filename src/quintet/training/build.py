@@ -17,8 +17,6 @@ from quintet.backbones.text_encoder import text_encoder_config
 from quintet.data.corpus import Split
 from quintet.data.tokenizers import Tokenizer
 from quintet.data.vocabulary import WordVocabulary
-from quintet.data.word_vectors import initial_embedding, words_with_vectors
-from quintet.data.wordpiece import WordPiece
 from quintet.errors import RecipeError
 from quintet.losses import OBJECTIVES
 from quintet.losses.step import Progress, Step, Term
@@ -35,13 +33,13 @@ OBJECTIVE_FILE = "objective.safetensors"
 
 def build_tokenizer(recipe: TokenizerRecipe, train: Split) -> Tokenizer:
     """From a file, or from the texts of the training split and no others."""
-    sentences = [text.text for text in train.texts]
+    texts = [text.text for text in train.texts]
     if recipe.kind == "wordpiece":
-        return (
-            WordPiece.load(recipe.source, recipe.longest)
-            if recipe.source
-            else WordPiece.train(sentences, recipe.size, recipe.longest)
-        )
+        from quintet.data.wordpiece import WordPiece
+
+        if recipe.source:
+            return WordPiece.load(recipe.source, recipe.longest)
+        return WordPiece.train(texts, recipe.size, recipe.longest)
     settings: dict[str, Any] = {
         "special_tokens": recipe.marks,
         "max_length": recipe.longest,
@@ -49,8 +47,10 @@ def build_tokenizer(recipe: TokenizerRecipe, train: Split) -> Tokenizer:
     }
     if recipe.vocabulary is not None:
         return WordVocabulary.load_scan_json(recipe.vocabulary, case=recipe.case, **settings)
-    vocabulary = WordVocabulary.build(sentences, min_count=recipe.min_count, case=recipe.case, **settings)
+    vocabulary = WordVocabulary.build(texts, min_count=recipe.min_count, case=recipe.case, **settings)
     if recipe.vectors_only and recipe.word_vectors is not None:
+        from quintet.data.word_vectors import words_with_vectors
+
         return vocabulary.only(words_with_vectors(recipe.word_vectors, vocabulary))
     return vocabulary
 
@@ -71,6 +71,8 @@ def build_matcher(model: dict[str, Any], recipe: TokenizerRecipe, tokenizer: Tok
     """A fresh matcher, with pretrained word vectors if the recipe names a file."""
     matcher: Matcher = MODELS.create(model["name"], **model["arguments"])
     if recipe.word_vectors is not None and recipe.vectors_start:
+        from quintet.data.word_vectors import initial_embedding
+
         if not isinstance(tokenizer, WordVocabulary):
             raise RecipeError("word_vectors need a word vocabulary, not word pieces")
         table = _word_embedding(matcher, len(tokenizer))

@@ -22,18 +22,17 @@ from quintet.data.negatives import NegativeLists, OfflineRows, draw_offline
 from quintet.data.sampling import epoch_batches
 from quintet.data.tokenizers import Tokenizer
 from quintet.errors import CorpusError, RecipeError, TrainingError, suggest
-from quintet.evaluation.evaluator import evaluate_members
-from quintet.evaluation.metrics import retrieval_metrics
-from quintet.evaluation.scoring import Member
+from quintet.evaluation.metrics import metrics_of_ranks, retrieval_metrics
+from quintet.evaluation.ranks import BLOCK, count_ranks
+from quintet.evaluation.scoring import Member, member_scores, whole_tiles
 from quintet.files import write_json
-from quintet.layers.batchnorm import share_batchnorms
+from quintet.layers.normalize import share_batchnorms
 from quintet.losses.step import Progress, Step
-from quintet.protocols import Matcher, UsesPositionNoise, module_of
+from quintet.protocols import Matcher, UsesPositionNoise, evaluation_mode, module_of
 from quintet.runs.checkpoint import load_checkpoint, save_checkpoint, save_tensors
 from quintet.runs.devices import tensor_core_products
 from quintet.runs.encoding import encode_batches
 from quintet.training.build import Objectives, save_objective
-from quintet.training.clusters import image_clusters, neighbour_batches
 from quintet.training.graphs import WORDS, Outcome, StepGraphs, own_stream, recording_obstacle
 from quintet.training.inputs import TrainingData, split_texts
 from quintet.training.logs import CollapseWatch, Display, Log, Window, refuse_not_finite
@@ -165,6 +164,8 @@ class StageTrainer:
         batches, seed = self.stage.batches, (*self.seed, epoch)
         settings: dict[str, Any] = {"seed": seed, "per": batches.per, "drop_last": batches.drop_last}
         if batches.kind == "neighbours" and epoch >= batches.from_epoch:
+            from quintet.training.clusters import neighbour_batches
+
             clusters = self._clusters(epoch)
             plan = neighbour_batches(self.data.train, clusters, batches.size, batches.per_cluster, **settings)
         else:
@@ -179,6 +180,8 @@ class StageTrainer:
         return shared
 
     def _clusters(self, epoch: int) -> np.ndarray:
+        from quintet.training.clusters import image_clusters
+
         if self._clustered is None or self._clustered[0] != epoch:
             labels = image_clusters(
                 self.stage.batches,
@@ -380,7 +383,10 @@ def validate(
     own_codes = encode_batches(matcher, image_batches(source, images, VALIDATION_BATCH), device, keep=device)
     image_codes = _gathered(own_codes, len(split.images))
     text_codes = _gathered(encode_batches(matcher, own_texts, device, keep=device), len(split.texts))
-    return evaluate_members([Member(matcher, image_codes, text_codes)], split, bootstrap=0, device=device).metrics
+    score_block = member_scores([Member(matcher, image_codes, text_codes)], device)
+    with evaluation_mode(matcher):
+        ranks = count_ranks(score_block, split.image_groups, split.text_groups, whole_tiles(BLOCK))
+    return metrics_of_ranks(ranks)
 
 
 def _gathered(codes: Codes, total: int) -> Codes:

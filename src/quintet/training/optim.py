@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from quintet import distributed
 from quintet.errors import RecipeError
-from quintet.layers.batchnorm import BATCH_NORMS
+from quintet.layers.normalize import BATCH_NORMS
 from quintet.training.recipe_models import OptimizerRecipe, ScheduleRecipe
 
 

@@ -1,7 +1,12 @@
-"""Trains a recipe: its stages one after the other, in a run folder that can be resumed at any time."""
+"""`train`: a recipe and a corpus in, a trained run out.
+
+The stages of the recipe run one after the other. A run that was stopped is resumed from its last checkpoint.
+"""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,18 +14,17 @@ import torch
 from torch import nn
 
 from quintet import distributed
+from quintet.data.corpus import Corpus
 from quintet.data.negatives import NegativeLists
 from quintet.data.tokenizers import Tokenizer, load_tokenizer
 from quintet.errors import RecipeError, RunError, suggest
 from quintet.files import read_json, user_path, write_text
-from quintet.mining.mine import mine
 from quintet.models import MODELS
 from quintet.protocols import Matcher, module_of
-from quintet.runs.checkpoint import load_tensors, load_weights
+from quintet.runs.checkpoint import finish_run, load_tensors, load_weights, start_run
 from quintet.runs.devices import pick_device
-from quintet.runs.run import load
+from quintet.runs.run import Run, load
 from quintet.runs.run_folder import locate, read_head, shipped_runs
-from quintet.runs.writing import finish_run, start_run
 from quintet.training.build import (
     build_matcher,
     build_objective,
@@ -29,13 +33,72 @@ from quintet.training.build import (
     continue_objective,
     initial_weights,
 )
-from quintet.training.clusters import assign_categories, require_clustering
 from quintet.training.inputs import TrainingData, keep_inputs, open_data
 from quintet.training.logs import Display, Silent
 from quintet.training.loop import StageTrainer, check_metric
 from quintet.training.optim import freeze, make_optimizer
-from quintet.training.recipe import load_recipe, recipe_yaml, with_whole_paths
+from quintet.training.recipe import expand_recipe, load_recipe, parse_recipe, recipe_yaml, with_whole_paths
 from quintet.training.recipe_models import NegativesRecipe, Recipe, StageRecipe
+
+
+def train(
+    recipe: str | Path | Recipe | Mapping[str, Any] | None = None,
+    corpus: Corpus | Path | str | None = None,
+    *,
+    out: Path | str | None = None,
+    seed: int | None = None,
+    overrides: Sequence[str] = (),
+    resume: Path | str | None = None,
+    device: torch.device | str = "auto",
+    display: Display | None = None,
+) -> Run:
+    """Train a recipe into a new run folder, or continue a run; returns the run, opened.
+
+    >>> import quintet, tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> corpus = quintet.import_corpus("scenes", "-", folder / "scenes", train=12, dev=4, test=4, size=64)
+    >>> small = ["stages.online.epochs=1", "stages.online.batches.size=8"]
+    >>> run = train("vse-scenes", corpus, out=folder / "run", seed=1, overrides=small, device="cpu")
+    >>> run.encode_texts("a red circle").embedding.shape[0]
+    1
+
+    - `recipe`: the name of a shipped recipe, a YAML file, or its content. `corpus` goes before the recipe's own
+      `data.corpus`, `seed` before its `seed`.
+    - `out`: the run folder to write.
+    - `overrides`: fields of the recipe to change, `"stages.online.epochs=5"`.
+    - `resume`: a run that was stopped; it continues from its last checkpoint, bit for bit. It has its own recipe,
+      corpus and folder, so none is given.
+    - `display`: is told about stages, steps and epochs (see `quintet.training.logs.Display`).
+
+    Under torchrun the processes share each batch.
+    """
+    if resume is not None:
+        given = {"recipe": recipe, "corpus": corpus, "out": out, "seed": seed, "overrides": overrides or None}
+        extra = [name for name, value in given.items() if value is not None]
+        if extra:
+            raise RecipeError(f"resume takes no {' and no '.join(extra)}: the run has its own")
+        resume_run(resume, device=device, display=display)
+        return load(resume, device=device)
+    if recipe is None or out is None:
+        raise RecipeError(
+            "name a recipe and a folder for the run, or a run to resume (`quintet recipes` lists recipes)"
+        )
+    settings = [overrides] if isinstance(overrides, str) else list(overrides)
+    if corpus is not None:
+        folder = corpus.root if isinstance(corpus, Corpus) else user_path(corpus)
+        settings.append(f"data.corpus={json.dumps(str(folder))}")
+    if seed is not None:
+        settings.append(f"seed={seed}")
+    train_recipe(_recipe(recipe, settings), out, device=device, display=display)
+    return load(out, device=device)
+
+
+def _recipe(recipe: str | Path | Recipe | Mapping[str, Any], settings: Sequence[str]) -> Recipe:
+    if isinstance(recipe, Recipe):
+        content: Any = recipe.model_dump(mode="json", by_alias=True)
+    else:
+        content = expand_recipe(recipe) if isinstance(recipe, str | Path) else dict(recipe)
+    return parse_recipe(content, settings, recipe if isinstance(recipe, str) else "recipe")
 
 
 def check_stages(recipe: Recipe, model: dict[str, Any], tokenizer: Tokenizer, data: TrainingData) -> None:
@@ -52,6 +115,8 @@ def check_stages(recipe: Recipe, model: dict[str, Any], tokenizer: Tokenizer, da
         check_metric(stage.select)
         objective = build_objective(stage, matcher, tokenizer, data)
         if stage.batches.kind == "neighbours" or objective.categorised:
+            from quintet.training.clusters import require_clustering
+
             require_clustering()
         module = nn.ModuleDict({"matcher": module_of(matcher), "objective": objective})
         freeze(module, stage.freeze)
@@ -81,6 +146,8 @@ def stage_negatives(
     display: Display,
 ) -> NegativeLists:
     """Open the lists in `folder`, or mine them first. A mining job that was killed is resumed."""
+    from quintet.mining.mine import mine  # most recipes mine nothing
+
     own = recipe.source in stages
     miner = load(out, stage=recipe.source, device=device) if own else load(recipe.source, device=device)
     counts = f"{len(data.train.images)} images and {len(data.train.texts)} texts"
@@ -90,7 +157,7 @@ def stage_negatives(
     return lists
 
 
-def train(
+def train_recipe(
     recipe: Recipe, out: Path | str, *, device: torch.device | str = "auto", display: Display | None = None
 ) -> dict[str, Any]:
     """Train a recipe into a new run folder. Returns the selected validation metrics of each stage."""
@@ -121,7 +188,9 @@ def train(
         return _run_stages(recipe, out, data, tokenizer, chosen, display)
 
 
-def resume(out: Path | str, *, device: torch.device | str = "auto", display: Display | None = None) -> dict[str, Any]:
+def resume_run(
+    out: Path | str, *, device: torch.device | str = "auto", display: Display | None = None
+) -> dict[str, Any]:
     """Continue a run exactly from its last checkpoint."""
     out = user_path(out)
     head = read_head(out)
@@ -188,7 +257,10 @@ def _make_trainer(
         load_weights(matcher, weights, Path(stage.init))
     objective = build_objective(stage, matcher, tokenizer, data)
     continue_objective(objective, stage, previous, display.note)
-    assign_categories(objective, matcher, data, folder=folder, seed=(recipe.seed, number), device=device)
+    if objective.categorised:
+        from quintet.training.clusters import assign_categories
+
+        assign_categories(objective, matcher, data, folder=folder, seed=(recipe.seed, number), device=device)
     negatives = None
     if stage.negatives is not None:
         names = [earlier.name for earlier in recipe.stages]

@@ -14,7 +14,7 @@ import torch
 from quintet.data.corpus import Corpus
 from quintet.report.analysis import Options, Subject, open_subjects
 from quintet.training.recipe import parse_recipe
-from quintet.training.stages import train
+from quintet.training.stages import train_recipe
 
 
 def two_rounds(recipe: dict[str, Any]) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def two_seeds(tiny_corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
         "stages": [{"name": "online", "loss": {"triplet": {}}, "batches": {"size": 6}, "epochs": 2, "log_every": 2}],
     }
     for seed, name in enumerate("ab"):
-        train(parse_recipe(two_rounds(recipe) | {"seed": seed}), home / name, device="cpu")
+        train_recipe(parse_recipe(two_rounds(recipe) | {"seed": seed}), home / name, device="cpu")
     return home
 
 

@@ -28,7 +28,7 @@ from quintet.report.analysis.correlation import (
     input_features,
     map_summary,
 )
-from quintet.runs.writing import write_run
+from quintet.runs.checkpoint import write_run
 
 
 def test_the_map_is_numpys() -> None:

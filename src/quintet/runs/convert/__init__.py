@@ -8,10 +8,10 @@ from typing import Any
 
 from quintet.data.vocabulary import WordVocabulary
 from quintet.files import user_path
+from quintet.runs.checkpoint import write_run
 from quintet.runs.convert.kinds import KINDS, kinds, resolve
 from quintet.runs.convert.original import ConversionError, read_checkpoint
 from quintet.runs.convert.translate import read_vocabulary, translate
-from quintet.runs.writing import write_run
 
 __all__ = ["ConversionError", "convert", "kinds", "read_checkpoint", "read_vocabulary", "translate"]
 
