@@ -27,13 +27,13 @@ class Calls:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.made: list[str] = []
-        for name in ("train", "resume"):
+        for name in ("train_recipe", "resume_run"):
             monkeypatch.setattr(stages, name, self._counted(name, getattr(stages, name)))
 
     def _counted(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def counted(*arguments: Any, **options: Any) -> Any:
-            folder = arguments[1] if name == "train" else arguments[0]
-            self.made.append(f"{name} {Path(folder).name}")
+            folder = arguments[1] if name == "train_recipe" else arguments[0]
+            self.made.append(f"{name.partition('_')[0]} {Path(folder).name}")
             return function(*arguments, **options)
 
         return counted
