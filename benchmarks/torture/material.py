@@ -169,10 +169,26 @@ def read_lists(folder: Path, corpus: Path) -> str:
     return digest(*(np.ascontiguousarray(array) for array in arrays))
 
 
-def read_index(folder: Path) -> dict[str, float]:
+class Found(dict[str, float]):
+    """Items and their scores. Equal up to rounding: codes that an index kept were encoded in other batches."""
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, dict)
+            and self.keys() == other.keys()
+            and all(abs(score - other[item]) < 1e-5 for item, score in self.items())
+        )
+
+    def __ne__(self, other: object) -> bool:  # dict has its own
+        return not self == other
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def read_index(folder: Path) -> Found:
     with Searcher.open(folder, device="cpu") as searcher:
         hits = searcher.search_text([QUERY], k=99)[0]
-        return {f"{hit.item.path} {sorted(hit.item.metadata.items())}": round(hit.score, 4) for hit in hits}
+        return Found({f"{hit.item.path} {sorted(hit.item.metadata.items())}": hit.score for hit in hits})
 
 
 def read_recipe(path: Path) -> str:

@@ -91,6 +91,14 @@ def test_a_try_is_made_again_from_seed_attack_and_turn(torture: Any, tmp_path: P
         assert found[0] != found[2]
 
 
+def test_results_of_an_index_are_equal_up_to_rounding(torture: Any) -> None:
+    found = torture("material").Found
+    assert found(a=0.5, b=0.25) == found(a=0.5 + 1e-7, b=0.25)
+    assert not found(a=0.5) != found(a=0.5 + 1e-7)  # noqa: SIM202
+    assert found(a=0.5) != found(a=0.5001)
+    assert found(a=0.5) != found(a=0.5, b=0.25)
+
+
 def test_the_page_is_made_of_the_result(torture: Any) -> None:
     page = torture("reliability_page")
     text = (ROOT / "docs/reliability.md").read_text(encoding="utf-8")
