@@ -117,7 +117,7 @@ def build(index: Path, size: int, dim: int, kind: FaissKind | None, seed: int) -
         with database.transaction():
             exchange_index(database, {}, notes)
             manifest.put(database)
-    write_marker(index, manifest.generation)
+    write_marker(index)
     return {
         "kind": wanted,
         "build_seconds": round(time.perf_counter() - began, 1),

@@ -28,7 +28,7 @@ def no_token(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def any_index(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(marker, "read_marker", lambda index: 1)
+    monkeypatch.setattr(marker, "check_marker", lambda index: None)
 
 
 def test_an_absent_index_is_told(tmp_path: Path) -> None:

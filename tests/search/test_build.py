@@ -278,7 +278,7 @@ def test_codes_of_different_runs_are_never_mixed(pixel_vse: Path, make_run: Any,
     assert len(list((index / "runs").iterdir())) == 1
 
 
-@pytest.mark.parametrize("change", [{"version": 99}, {"version": 1}, {"version": None}, {"generation": "x"}])
+@pytest.mark.parametrize("change", [{"version": 99}, {"version": 1}, {"version": None}, {"version": "3"}])
 def test_an_index_of_another_version_is_not_guessed_at(
     pixel_vse: Path, pictures: Path, index: Path, change: dict[str, Any]
 ) -> None:

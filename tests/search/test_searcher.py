@@ -28,6 +28,7 @@ from quintet.search.indexing import build_index
 from quintet.search.items import Hit
 from quintet.search.searcher import Searcher, open_index
 from quintet.search.stores import parse_where
+from quintet.serve.service import IndexWatcher
 
 QUERY = "a red dog runs"
 
@@ -350,6 +351,51 @@ def test_a_searcher_knows_when_the_index_was_rebuilt_and_goes_on(
         assert new.generation > old.generation
         assert len(new.search_text([QUERY], k=9)[0]) == 8
     old.close()
+
+
+def test_a_build_killed_right_after_its_commit_is_noticed(
+    vse: Path, pictures: Path, index: Path, make_images: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a searcher and by a server, without another build."""
+    build_index(vse, [pictures], index, device="cpu")
+    watcher = IndexWatcher(index, lambda: Searcher.open(index, device="cpu"))
+
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with watcher.searchers.lend() as old:
+        assert old.current()
+        assert not any(watcher.look() for _ in range(3))
+        make_images(pictures / "more", count=2, seed=3)
+        with monkeypatch.context() as patch:
+            patch.setattr("quintet.search.indexing._finish", stop)
+            with pytest.raises(KeyboardInterrupt):
+                build_index(vse, [pictures], index, device="cpu")
+        assert not old.current()
+        assert [watcher.look() for _ in range(4)].count(True) == 1
+    with watcher.searchers.lend() as new:
+        assert new.current()
+        assert len(new.search_text([QUERY], k=9)[0]) == 8
+    watcher.searchers.close()
+
+
+def test_a_build_that_has_committed_no_generation_is_not_opened(
+    vse: Path, pictures: Path, index: Path, make_images: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build_index(vse, [pictures], index, device="cpu")
+    watcher = IndexWatcher(index, lambda: Searcher.open(index, device="cpu"))
+
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    make_images(pictures / "more", count=2, seed=3)
+    monkeypatch.setattr("quintet.search.indexing._commit", stop)
+    with pytest.raises(KeyboardInterrupt):
+        build_index(vse, [pictures], index, device="cpu")
+    assert not any(watcher.look() for _ in range(4))
+    with watcher.searchers.lend() as searcher:
+        assert searcher.current()
+    watcher.searchers.close()
 
 
 def test_an_index_exchanged_while_it_is_opened_is_opened_anew(

@@ -113,7 +113,7 @@ def search_command(
 
     `quintet search holiday --image photo.jpg --find texts` finds texts that describe an image.
     """
-    from quintet.search.marker import read_marker
+    from quintet.search.marker import check_marker
     from quintet.search.stores.where import parse_where
 
     image = image or []
@@ -123,7 +123,7 @@ def search_command(
     if explain and image:
         raise QuintetError("--explain weighs the words of a text query; it cannot be used with --image")
     condition = None if where is None else parse_where(where)
-    read_marker(index)
+    check_marker(index)
 
     from quintet.search.searcher import Searcher
 

@@ -88,7 +88,7 @@ def serve_command(
     By default it listens on this computer only. When the index is built again, it switches to the new one without a
     pause. Ctrl-C finishes the requests in progress and stops.
     """
-    from quintet.search.marker import read_marker
+    from quintet.search.marker import check_marker
     from quintet.serve.settings import Settings, default_cache, read_token
 
     settings = Settings(
@@ -103,7 +103,7 @@ def serve_command(
         cache=thumbnails or default_cache(),
         cache_bytes=parse_size(thumbnails_size),
     )
-    read_marker(index)  # report what is not an index before the slow imports below
+    check_marker(index)  # report what is not an index before the slow imports below
 
     try:
         from quintet.serve.server import serve_index

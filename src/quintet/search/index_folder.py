@@ -1,7 +1,6 @@
 """The folder of an index.
 
-index.json      marks the folder as an index, and says its format and generation; replaced after every build, so that
-                a server sees that there is something new
+index.json      marks the folder as an index, and says its format
 items.sqlite    what the index is: the manifest, the items, which content has which row (see `items.py`)
 vectors/        the codes, each once, in append-only files (see `vectors.py`), and FAISS's index where there are many
 runs/, towers/  the weights of the runs and of their image towers: the index needs nothing else
@@ -29,7 +28,7 @@ from quintet.runs.run_folder import FORMAT as RUN_FORMAT
 from quintet.runs.run_folder import file_checksum, read_head
 from quintet.search.errors import SearchError, StaleIndex
 from quintet.search.items import ItemDatabase
-from quintet.search.marker import read_marker
+from quintet.search.marker import check_marker
 from quintet.search.sources import Root
 
 if TYPE_CHECKING:
@@ -65,7 +64,7 @@ class Manifest:
     @staticmethod
     def read(index: Path) -> Manifest:
         """Of the last build that was finished."""
-        read_marker(index)
+        check_marker(index)
         with closing(ItemDatabase.open_snapshot(index / "items.sqlite")) as database:
             return Manifest.of(database)
 

@@ -23,7 +23,7 @@ from quintet.search.encoder import Encoder, Roles, assign_roles, first_vectors
 from quintet.search.errors import SearchError, StaleIndex
 from quintet.search.index_folder import Manifest, describe_run, keep_run, keep_tower
 from quintet.search.items import KINDS, Entry, Item, ItemDatabase, Kind
-from quintet.search.marker import read_marker, write_marker
+from quintet.search.marker import check_marker, write_marker
 from quintet.search.ownership import check_sources, remove_older_format, remove_unused, writing
 from quintet.search.sources import IndexedText, Sources, find_images, find_texts, numbered
 from quintet.search.stores import open_store
@@ -84,7 +84,7 @@ def build_index(
     team = _open_team(_several(run), _several(rerank_with), device, precision)
     with writing(index) as name:
         if not overwrite and (index / "index.json").exists():
-            read_marker(index)
+            check_marker(index)
             if not (index / "items.sqlite").exists():
                 raise StaleIndex(f"{index / 'items.sqlite'} is missing; build the index again with --overwrite")
         with (
@@ -120,7 +120,7 @@ def build_index(
                 "text": _text_entries(found_texts, encoded["text"]),
             }
             manifest = Manifest(
-                generation=1 + _last_generation(index, database),
+                generation=1 + (database.head("manifest") or {}).get("generation", 0),
                 encoder=team.fingerprint,
                 precision=precision,
                 runs=tuple(map(describe_run, team.encoder.runs)),
@@ -268,14 +268,6 @@ def _same(before: Manifest, now: Manifest, old: Mapping[str, Entry], new: Mappin
     return old == new and all(getattr(before, name) == getattr(now, name) for name in facts)
 
 
-def _last_generation(index: Path, database: ItemDatabase) -> int:
-    """The number of the last generation, also of an index that is replaced."""
-    numbers = [(database.head("manifest") or {}).get("generation", 0)]
-    if (index / "index.json").is_file():
-        numbers.append(read_json(index / "index.json").get("generation", 0))
-    return max((number for number in numbers if isinstance(number, int)), default=0)
-
-
 def _prepare_indexes(
     database: ItemDatabase,
     index: Path,
@@ -325,10 +317,9 @@ def _commit(
 
 
 def _finish(index: Path, database: ItemDatabase, manifest: Manifest, images: Sequence[Entry]) -> None:
-    """After the commit: tell servers, and remove what nothing needs any more. Killed here, the next build does it."""
+    """After the commit: mark the folder and remove what nothing needs any more. Killed here, the next build does it."""
     remove_older_format(index)
-    if not (index / "index.json").is_file() or read_json(index / "index.json").get("generation") != manifest.generation:
-        write_marker(index, manifest.generation)
+    write_marker(index)
     remove_unused_files(database, index / "vectors")
     runs = {run.weights for run in manifest.runs}
     used = {*runs, *(_tower_of(index / "runs" / run) for run in runs)}

@@ -1,4 +1,4 @@
-"""index.json: the mark of an index, with its format and its generation. Reading it takes no time, and no torch."""
+"""index.json: marks a folder as an index, and says its format. Reading it needs no torch."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ from quintet.search.errors import SearchError, StaleIndex
 FORMAT, VERSION = "quintet-index", 3
 
 
-def write_marker(index: Path, generation: int) -> None:
-    head = {"format": FORMAT, "version": VERSION, "quintet": quintet.__version__, "generation": generation}
-    write_json(index / "index.json", head)
+def write_marker(index: Path) -> None:
+    """Unless it is there."""
+    path, head = index / "index.json", {"format": FORMAT, "version": VERSION, "quintet": quintet.__version__}
+    if not path.is_file() or read_json(path) != head:
+        write_json(path, head)
 
 
-def read_marker(index: Path) -> int:
-    """The generation, as a server that watches the index sees it."""
+def check_marker(index: Path) -> None:
+    """Raise unless the folder is an index of this format."""
     path = index / "index.json"
     if not path.is_file():
         raise SearchError(
@@ -42,9 +44,6 @@ def read_marker(index: Path) -> int:
             f"{quintet.__version__} reads format {VERSION}; "
             + (f"build it again with: {_command(index, head)}" if older else "update Quintet to use it")
         )
-    if not isinstance(head.get("generation"), int):
-        raise StaleIndex(f"{path} is damaged; build the index again with --overwrite")
-    return int(head["generation"])
 
 
 def _command(index: Path, head: Mapping[str, Any]) -> str:

@@ -32,7 +32,7 @@ from quintet.search.errors import (
 from quintet.search.explain import Explanation, explain
 from quintet.search.index_folder import Manifest
 from quintet.search.items import KINDS, Entry, Hit, Item, ItemDatabase, Kind
-from quintet.search.marker import read_marker
+from quintet.search.marker import check_marker
 from quintet.search.sources import LONGEST_TEXT, unpacked
 from quintet.search.stores import Store, Where, open_store, parse_where
 from quintet.search.stores.choice import is_own, store_address
@@ -166,34 +166,32 @@ class Searcher:
         """`rerank_with`: of the runs that the index holds, the one to re-rank with (default: all meant for it)."""
         index = user_path(index).resolve()
         for attempt in range(ATTEMPTS):
-            generation = read_marker(index)
+            check_marker(index)
+            database = ItemDatabase.open_snapshot(index / "items.sqlite")
+            generation = None
             try:
-                return cls._open(index, device, rerank_with)
+                manifest = Manifest.of(database)
+                generation = manifest.generation
+                encoder = _open_encoder(index, manifest, device)
+                rerank = manifest.rerank if rerank_with is None else (_number_of(manifest, Path(rerank_with)),)
+                return cls(index, _Opened(index, database, manifest), encoder, rerank)
             except (QuintetError, OSError) as error:
-                # A build may have exchanged the index since its marker was read: then, and only then, look again.
-                if attempt + 1 < ATTEMPTS and read_marker(index) != generation:
+                database.close()
+                # A build may have removed files of this snapshot since it was taken: then, and only then, open again.
+                if attempt + 1 < ATTEMPTS and Manifest.read(index).generation != generation:
                     continue
                 if isinstance(error, FileNotFoundError):
                     raise StaleIndex(f"{error.filename} is missing; build the index again") from error
                 raise
+            except BaseException:
+                database.close()
+                raise
         raise AssertionError("not reached")
-
-    @classmethod
-    def _open(cls, index: Path, device: torch.device | str, rerank_with: Path | str | None) -> Searcher:
-        database = ItemDatabase.open_snapshot(index / "items.sqlite")
-        try:
-            manifest = Manifest.of(database)
-            encoder = _open_encoder(index, manifest, device)
-            rerank = manifest.rerank if rerank_with is None else (_number_of(manifest, Path(rerank_with)),)
-            return cls(index, _Opened(index, database, manifest), encoder, rerank)
-        except BaseException:
-            database.close()
-            raise
 
     def current(self) -> bool:
         """Whether the index has not been rebuilt since this was opened."""
         try:
-            return read_marker(self.index) <= self.generation
+            return Manifest.read(self.index).generation == self.generation
         except QuintetError:
             return True  # nothing newer can be opened
 

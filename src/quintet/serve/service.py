@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from quintet.data.images import open_image
 from quintet.errors import QuintetError
+from quintet.search.index_folder import Manifest
 from quintet.search.items import Hit
 from quintet.search.searcher import Searcher
 from quintet.search.stores.where import Where, parse_where
@@ -77,7 +78,9 @@ class Searchers:
 
 
 class IndexWatcher:
-    """Polls `index.json`, which a build replaces last, and opens the index again when it was replaced.
+    """Polls the files of an index, and opens it again when its database holds a newer generation.
+
+    The database grows all through a build, so its generation is read once it has stayed unchanged between two polls.
 
     The old searcher answers until the new one is open. If the new index cannot be opened (another version, a store that
     does not answer), the old one stays in use, `error` says why, and opening is retried with longer pauses.
@@ -85,10 +88,10 @@ class IndexWatcher:
 
     def __init__(self, index: Path, reopen: Callable[[], Searcher], interval_s: float = 1.0) -> None:
         self.error: str | None = None
-        self._manifest = index / "index.json"
+        self._index = index
         self._reopen = reopen
         self._interval_s = interval_s
-        self._seen = self._stamp()
+        self._seen = self._before = self._stamps()
         self.searchers = Searchers(reopen())
 
     async def run(self) -> None:
@@ -101,28 +104,43 @@ class IndexWatcher:
 
     def look(self) -> bool:
         """Replace the searcher if there is a newer index. Returns whether it was replaced."""
-        stamp = self._stamp()
-        if stamp is None or stamp == self._seen:
-            return False
+        stamps, before = self._stamps(), self._before
+        self._before = stamps
+        if stamps[0] is None or stamps == self._seen:
+            return False  # without index.json the folder is being moved or built from scratch: the old index stays
         try:
+            if stamps[0] == self._seen[0]:
+                if stamps != before:
+                    return False
+                if self._generation() == Manifest.read(self._index).generation:
+                    self._seen, self.error = stamps, None
+                    return False
             newer = self._reopen()
         except (QuintetError, OSError) as error:
             self.error = str(error)
             LOG.warning("the new index cannot be opened, the old one stays in use: %s", error)
             return False
         self.error = None
-        self._seen = stamp
+        self._seen = stamps
         self.searchers.swap(newer)
         LOG.info("now serving generation %s", newer.describe().get("generation"))
         return True
 
-    def _stamp(self) -> tuple[int, int, int] | None:
-        """Identifies a version of the file. Read before opening, so that a change during opening is seen next time."""
-        try:
-            facts = self._manifest.stat()
-        except OSError:
-            return None  # the folder is being moved or built from scratch: the old index stays in use
-        return facts.st_ino, facts.st_mtime_ns, facts.st_size
+    def _generation(self) -> int:
+        with self.searchers.lend() as searcher:
+            return searcher.generation
+
+    def _stamps(self) -> list[tuple[int, int, int] | None]:
+        """Identifies versions of the files. Read before opening, so that a change during opening is seen next time."""
+        return [_stamp(self._index / name) for name in ("index.json", "items.sqlite", "items.sqlite-wal")]
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    try:
+        facts = path.stat()
+    except OSError:
+        return None
+    return facts.st_ino, facts.st_mtime_ns, facts.st_size
 
 
 class BusyError(QuintetError):
