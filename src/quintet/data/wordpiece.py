@@ -15,7 +15,7 @@ import numpy as np
 
 from quintet.data.vocabulary import TokenKinds
 from quintet.errors import QuintetError, RunError
-from quintet.files import read_json
+from quintet.files import read_json, user_path
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as HuggingFaceTokenizer
@@ -58,7 +58,7 @@ class WordPiece:
     @classmethod
     def load(cls, source: Path | str, max_length: int | None = None) -> WordPiece:
         """From a `vocab.txt` (lower-casing), a `tokenizer.json`, a folder with either, or a name on the hub."""
-        path = Path(source)
+        path = user_path(source)
         if path.is_dir():
             inside = [path / name for name in ("tokenizer.json", "vocab.txt") if (path / name).is_file()]
             if not inside:
