@@ -34,9 +34,9 @@ from quintet.files import read_json, write_json
 from quintet.models import create_model
 from quintet.runs.checkpoint import write_run
 from quintet.runs.run import load
-from quintet.search.index_folder import Manifest, describe_run, keep_run
+from quintet.search.encoder import describe_run, keep_run
+from quintet.search.index_folder import Manifest, write_marker
 from quintet.search.items import Entry, Item, ItemDatabase
-from quintet.search.marker import write_marker
 from quintet.search.searcher import Searcher
 from quintet.search.stores import parse_where
 from quintet.search.vector_search import (

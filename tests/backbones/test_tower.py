@@ -13,7 +13,7 @@ from quintet.backbones.create import is_trained
 from quintet.backbones.extractor import FeatureExtractor
 from quintet.backbones.tower import JoinedTower, fold_tokens
 from quintet.errors import QuintetError
-from quintet.search.index_folder import keep_tower, kept_tower
+from quintet.search.encoder import keep_tower, kept_tower
 
 BOTH = "efficientnet-lite0+resnet50-v1"
 

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from quintet.cli import main
 from quintet.errors import QuintetError
-from quintet.search import marker
+from quintet.search import index_folder
 from quintet.serve import server as serve_run
 from quintet.serve.settings import Settings
 
@@ -28,7 +28,7 @@ def no_token(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def any_index(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(marker, "check_marker", lambda index: None)
+    monkeypatch.setattr(index_folder, "check_marker", lambda index: None)
 
 
 def test_an_absent_index_is_told(tmp_path: Path) -> None:

@@ -16,9 +16,8 @@ from quintet.cli.main import app
 from quintet.errors import QuintetError
 from quintet.runs.run import load
 from quintet.runs.run_folder import file_checksum
-from quintet.search import encoded, indexing, vectors
+from quintet.search import SearchError, StaleIndex, encoded, indexing, vectors
 from quintet.search.encoded import ImageEncoder
-from quintet.search.errors import SearchError, StaleIndex
 from quintet.search.index_folder import Manifest
 from quintet.search.indexing import BuildReport, build_index
 from quintet.search.ownership import writing

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from quintet.search import SearchError, StaleIndex, StoreError, UnknownItem
 from quintet.search import items as module
-from quintet.search.errors import SearchError, StaleIndex, StoreError, UnknownItem
 from quintet.search.items import Entry, Item, ItemDatabase
 from quintet.search.stores import parse_where
 

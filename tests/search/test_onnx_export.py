@@ -12,8 +12,8 @@ from torch import nn
 from quintet.data.batches import ImageBatch, TextBatch
 from quintet.data.tokenizers import load_tokenizer, text_batch
 from quintet.runs.run import load
+from quintet.search import SearchError
 from quintet.search import onnx_export as module
-from quintet.search.errors import SearchError
 from quintet.search.onnx_export import PlainAttention, export_onnx
 
 onnxruntime = pytest.importorskip("onnxruntime")

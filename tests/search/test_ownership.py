@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 from quintet.cli.main import app
 from quintet.errors import QuintetError
+from quintet.search import SearchError, StoreError
 from quintet.search.encoded import ImageEncoder
-from quintet.search.errors import SearchError, StoreError
 from quintet.search.index_folder import Manifest
 from quintet.search.indexing import BuildReport, build_index
 from quintet.search.searcher import Searcher

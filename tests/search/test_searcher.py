@@ -15,7 +15,7 @@ import torch
 
 from quintet.data.images import open_image
 from quintet.evaluation.scoring import Member, member_scores
-from quintet.search.errors import (
+from quintet.search import (
     EmptyQuery,
     MissingImage,
     QueryTooLong,

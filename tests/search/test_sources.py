@@ -11,7 +11,7 @@ import torch
 from quintet.data.corpus import Corpus, Image, Text
 from quintet.features.extract import extract_features
 from quintet.runs.run import load
-from quintet.search.errors import SearchError
+from quintet.search import SearchError
 from quintet.search.indexing import build_index
 from quintet.search.searcher import Searcher
 from quintet.search.stores import parse_where

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from quintet.backbones.extractor import FeatureExtractor
-from quintet.search.errors import StaleIndex
-from quintet.search.index_folder import keep_tower, kept_tower
+from quintet.search import StaleIndex
+from quintet.search.encoder import keep_tower, kept_tower
 
 
 def test_a_kept_tower_is_the_same_tower(tower: dict[str, Any], tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quintet.search.errors import StoreError
+from quintet.search import StoreError
 from quintet.search.stores import Store, StoreHit, Where, file_address, open_store, parse_where
 from quintet.search.stores.local import KIND, LocalStore
 from quintet.search.vector_search import VectorSearch

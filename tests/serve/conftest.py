@@ -20,7 +20,7 @@ from starlette.testclient import TestClient
 from quintet.data.scenes.captions import captions
 from quintet.data.scenes.render import draw
 from quintet.data.scenes.scene import family, generator
-from quintet.search.errors import EmptyQuery, MissingImage, QueryTooLong, UnknownItem, UnknownWords
+from quintet.search import EmptyQuery, MissingImage, QueryTooLong, UnknownItem, UnknownWords
 from quintet.search.items import Hit, Item
 from quintet.serve.app import create_app
 from quintet.serve.server import listen, make_server

@@ -16,7 +16,7 @@ from httpx2 import Response
 from PIL import Image
 from starlette.testclient import TestClient
 
-from quintet.search.errors import StoreUnavailable
+from quintet.search import StoreUnavailable
 
 
 def png(side: int = 20) -> bytes:

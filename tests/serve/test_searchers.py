@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from quintet.files import write_json
-from quintet.search.errors import StaleIndex
+from quintet.search import StaleIndex
 from quintet.serve.service import IndexWatcher, Searchers
 
 

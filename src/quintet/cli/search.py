@@ -113,7 +113,7 @@ def search_command(
 
     `quintet search holiday --image photo.jpg --find texts` finds texts that describe an image.
     """
-    from quintet.search.marker import check_marker
+    from quintet.search.index_folder import check_marker
     from quintet.search.stores.where import parse_where
 
     image = image or []
@@ -245,7 +245,7 @@ def _show(
 
 
 def _image(searcher: Searcher, hit: Hit) -> Path | None:
-    from quintet.search.errors import MissingImage
+    from quintet.search import MissingImage
 
     try:
         return searcher.image_path(hit.item.id)

@@ -88,7 +88,7 @@ def serve_command(
     By default it listens on this computer only. When the index is built again, it switches to the new one without a
     pause. Ctrl-C finishes the requests in progress and stops.
     """
-    from quintet.search.marker import check_marker
+    from quintet.search.index_folder import check_marker
     from quintet.serve.settings import Settings, default_cache, read_token
 
     settings = Settings(

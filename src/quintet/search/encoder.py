@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import secrets
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,15 +14,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from quintet.backbones.create import FAMILIES, create_tower
 from quintet.backbones.extractor import FeatureExtractor
 from quintet.codes import Codes
 from quintet.data.batches import ImageBatch
 from quintet.data.tokenizers import Tokenizer
 from quintet.errors import QuintetError
+from quintet.files import write_json
+from quintet.runs.checkpoint import save_tensors
 from quintet.runs.devices import pick_device
 from quintet.runs.run import ImageView, Run
-from quintet.search.errors import SearchError
-from quintet.search.index_folder import kept_tower
+from quintet.runs.run_folder import FORMAT as RUN_FORMAT
+from quintet.runs.run_folder import file_checksum, read_head
+from quintet.search import SearchError, StaleIndex
+from quintet.search.index_folder import IndexRun
 
 if TYPE_CHECKING:
     from PIL.Image import Image as PILImage
@@ -154,3 +161,81 @@ def first_vectors(codes: Sequence[Codes] | Mapping[int, Codes], first: Sequence[
 def query_vectors(codes: Sequence[Codes] | Mapping[int, Codes], first: Sequence[int]) -> Tensor:
     """(n, d1 + d2 + ...): as queries are compared, so that a dot product is the mean of the members' scores."""
     return first_vectors(codes, first) / len(first)
+
+
+# The runs and towers that an index keeps
+
+
+def keep_run(index: Path, run: Run) -> None:
+    """Copy what searching needs of a run into the index."""
+    kept = index / "runs" / run.weights_checksum
+    if (kept / "images.json").is_file():
+        return
+    folder = run.folder
+    files = [folder / "weights.safetensors", *folder.glob("stages/*/selected.safetensors")]
+    weights = next((file for file in files if file.is_file() and file_checksum(file) == run.weights_checksum), None)
+    if weights is None:
+        raise SearchError(f"the weights of run {folder} have changed since it was opened; open it again")
+    partial = kept.with_name(f".{kept.name}.{secrets.token_hex(4)}.partial")
+    try:
+        partial.mkdir(parents=True)
+        for name in ("model.json", "tokenizer.json"):
+            shutil.copyfile(folder / name, partial / name)
+        shutil.copyfile(weights, partial / "weights.safetensors")
+    except OSError as error:
+        raise SearchError(f"could not copy run {folder} into {index}: {error.strerror or error}") from error
+    # Without paths of the machine it was trained on: an index may be given away.
+    head = read_head(folder)
+    write_json(partial / "run.json", head | {"format": RUN_FORMAT, "status": "complete", "corpus": None})
+    tower = run.image_input.get("tower")
+    images = run.image_input | ({"tower": tower | {"weights": None}} if tower else {})
+    write_json(partial / "images.json", images)
+    try:
+        partial.rename(kept)
+    except OSError as error:
+        raise SearchError(
+            f"could not put run {folder} at {kept}: {error.strerror or error}; move away what is there"
+        ) from error
+
+
+def describe_run(run: Run) -> IndexRun:
+    return IndexRun(run.name, str(run.model["name"]), run.weights_checksum)
+
+
+def keep_tower(folder: Path, state: dict[str, Any] | None) -> None:
+    """Write a tower's weights under `folder`, unless they are there, or it is not known which tower it was.
+
+    `state`: as `FeatureExtractor.state` gives it.
+    """
+    if not state or "checksum" not in state:
+        return
+    kept = folder / str(state["checksum"])
+    if (kept / "tower.safetensors").is_file():
+        return
+    name = str(state["name"])
+    tower = create_tower(name, state["weights"])
+    if name.startswith("hf:"):
+        _keep_description(kept, name.removeprefix("hf:"))
+    family = any(name.startswith(prefix) for prefix in FAMILIES)
+    model: Any = tower.model if family else tower
+    save_tensors(kept / "tower.safetensors", model.state_dict(), {"tower": name})
+
+
+def kept_tower(folder: Path, state: dict[str, Any]) -> tuple[dict[str, Any], Path]:
+    """What `FeatureExtractor.from_state` takes to make the tower from the index's own files."""
+    kept = folder / str(state.get("checksum"))
+    weights = kept / "tower.safetensors"
+    if not weights.is_file():
+        raise StaleIndex(f"{weights} is missing, the weights of the image tower; build the index again")
+    name = str(state["name"])
+    return state | {"name": f"hf:{kept}" if name.startswith("hf:") else name}, weights
+
+
+def _keep_description(kept: Path, name: str) -> None:
+    """What transformers needs besides the weights: the shape of the model, and how it wants its images."""
+    from transformers import AutoConfig
+    from transformers.image_processing_base import ImageProcessingMixin
+
+    source = str(Path(name).expanduser()) if Path(name).expanduser().is_dir() else name
+    AutoConfig.from_pretrained(source).save_pretrained(kept)
+    write_json(kept / "preprocessor_config.json", ImageProcessingMixin.get_image_processor_dict(source)[0])

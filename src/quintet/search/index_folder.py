@@ -14,25 +14,31 @@ A build is a transaction on items.sqlite: a kill leaves the last commit. Other f
 
 from __future__ import annotations
 
-import secrets
-import shutil
+import shlex
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
-from quintet.backbones.create import FAMILIES, create_tower
-from quintet.files import write_json
-from quintet.runs.checkpoint import save_tensors
-from quintet.runs.run_folder import FORMAT as RUN_FORMAT
-from quintet.runs.run_folder import file_checksum, read_head
-from quintet.search.errors import SearchError, StaleIndex
+import quintet
+from quintet.errors import QuintetError
+from quintet.files import read_json, write_json
+from quintet.search import SearchError, StaleIndex
 from quintet.search.items import ItemDatabase
-from quintet.search.marker import check_marker
-from quintet.search.sources import Root
 
-if TYPE_CHECKING:
-    from quintet.runs.run import Run
+FORMAT, VERSION = "quintet-index", 3
+
+
+RootKind = Literal["folder", "corpus", "shards"]
+
+
+@dataclass(frozen=True)
+class Root:
+    """A folder that was indexed: no image outside of one is ever given out."""
+
+    kind: RootKind
+    path: str  # absolute
 
 
 @dataclass(frozen=True)
@@ -89,79 +95,53 @@ class Manifest:
         database.set_head("manifest", asdict(self))
 
 
-# The runs and towers that an index keeps
+# index.json; reading it needs no torch
 
 
-def keep_run(index: Path, run: Run) -> None:
-    """Copy what searching needs of a run into the index."""
-    kept = index / "runs" / run.weights_checksum
-    if (kept / "images.json").is_file():
-        return
-    folder = run.folder
-    files = [folder / "weights.safetensors", *folder.glob("stages/*/selected.safetensors")]
-    weights = next((file for file in files if file.is_file() and file_checksum(file) == run.weights_checksum), None)
-    if weights is None:
-        raise SearchError(f"the weights of run {folder} have changed since it was opened; open it again")
-    partial = kept.with_name(f".{kept.name}.{secrets.token_hex(4)}.partial")
-    try:
-        partial.mkdir(parents=True)
-        for name in ("model.json", "tokenizer.json"):
-            shutil.copyfile(folder / name, partial / name)
-        shutil.copyfile(weights, partial / "weights.safetensors")
-    except OSError as error:
-        raise SearchError(f"could not copy run {folder} into {index}: {error.strerror or error}") from error
-    # Without paths of the machine it was trained on: an index may be given away.
-    head = read_head(folder)
-    write_json(partial / "run.json", head | {"format": RUN_FORMAT, "status": "complete", "corpus": None})
-    tower = run.image_input.get("tower")
-    images = run.image_input | ({"tower": tower | {"weights": None}} if tower else {})
-    write_json(partial / "images.json", images)
-    try:
-        partial.rename(kept)
-    except OSError as error:
+def write_marker(index: Path) -> None:
+    """Unless it is there."""
+    path, head = index / "index.json", {"format": FORMAT, "version": VERSION, "quintet": quintet.__version__}
+    if not path.is_file() or read_json(path) != head:
+        write_json(path, head)
+
+
+def check_marker(index: Path) -> None:
+    """Raise unless the folder is an index of this format."""
+    path = index / "index.json"
+    if not path.is_file():
         raise SearchError(
-            f"could not put run {folder} at {kept}: {error.strerror or error}; move away what is there"
-        ) from error
+            f"{index} is not an index, or its first build has not finished (no index.json); "
+            f"`quintet index RUN IMAGES -o {index}` makes or finishes it"
+        )
+    try:
+        head = read_json(path)
+    except QuintetError as error:
+        raise StaleIndex(f"{error}; build the index again") from None
+    if not isinstance(head, dict) or head.get("format") != FORMAT:
+        raise StaleIndex(f"{path} does not belong to a Quintet index")
+    version = head.get("version")
+    if version != VERSION:
+        older = isinstance(version, int) and version < VERSION
+        raise StaleIndex(
+            f"index {index} has format {version} (of Quintet {head.get('quintet', '?')}), and Quintet "
+            f"{quintet.__version__} reads format {VERSION}; "
+            + (f"build it again with: {_command(index, head)}" if older else "update Quintet to use it")
+        )
 
 
-def describe_run(run: Run) -> IndexRun:
-    return IndexRun(run.name, str(run.model["name"]), run.weights_checksum)
+def _command(index: Path, head: Mapping[str, Any]) -> str:
+    """How an index of an older format is built again: of the runs that are in it, from the same sources."""
+    runs = [str(index / "runs" / run["weights"]) for run in _listed(head, "runs") if "weights" in run] or ["RUN"]
+    own = [number for number in head.get("first") or [0] if number < len(runs)] or [0]
+    words = ["quintet", "index", runs[own[0]]]
+    words += [root["path"] for root in _listed(head, "roots") if "path" in root] or ["IMAGES"]
+    words += [word for number in own[1:] for word in ("--with", runs[number])]
+    rerank = [number for number in range(len(runs)) if number not in own]
+    words += [word for number in rerank for word in ("--rerank-with", runs[number])]
+    words += ["--texts", head["texts"]] if head.get("texts") else []
+    return shlex.join([*words, "-o", str(index), "--overwrite"])
 
 
-def keep_tower(folder: Path, state: dict[str, Any] | None) -> None:
-    """Write a tower's weights under `folder`, unless they are there, or it is not known which tower it was.
-
-    `state`: as `FeatureExtractor.state` gives it.
-    """
-    if not state or "checksum" not in state:
-        return
-    kept = folder / str(state["checksum"])
-    if (kept / "tower.safetensors").is_file():
-        return
-    name = str(state["name"])
-    tower = create_tower(name, state["weights"])
-    if name.startswith("hf:"):
-        _keep_description(kept, name.removeprefix("hf:"))
-    family = any(name.startswith(prefix) for prefix in FAMILIES)
-    model: Any = tower.model if family else tower
-    save_tensors(kept / "tower.safetensors", model.state_dict(), {"tower": name})
-
-
-def kept_tower(folder: Path, state: dict[str, Any]) -> tuple[dict[str, Any], Path]:
-    """What `FeatureExtractor.from_state` takes to make the tower from the index's own files."""
-    kept = folder / str(state.get("checksum"))
-    weights = kept / "tower.safetensors"
-    if not weights.is_file():
-        raise StaleIndex(f"{weights} is missing, the weights of the image tower; build the index again")
-    name = str(state["name"])
-    return state | {"name": f"hf:{kept}" if name.startswith("hf:") else name}, weights
-
-
-def _keep_description(kept: Path, name: str) -> None:
-    """What transformers needs besides the weights: the shape of the model, and how it wants its images."""
-    from transformers import AutoConfig
-    from transformers.image_processing_base import ImageProcessingMixin
-
-    source = str(Path(name).expanduser()) if Path(name).expanduser().is_dir() else name
-    AutoConfig.from_pretrained(source).save_pretrained(kept)
-    write_json(kept / "preprocessor_config.json", ImageProcessingMixin.get_image_processor_dict(source)[0])
+def _listed(head: Mapping[str, Any], name: str) -> Sequence[Mapping[str, Any]]:
+    value = head.get(name)
+    return [each for each in value if isinstance(each, Mapping)] if isinstance(value, list) else []

@@ -18,12 +18,11 @@ from quintet.evaluation.result import provenance
 from quintet.files import read_json, user_path
 from quintet.runs.encoding import Progress, reported
 from quintet.runs.run import Run, load
+from quintet.search import SearchError, StaleIndex
 from quintet.search.encoded import EncodedItems, ImageEncoder, encode_texts
-from quintet.search.encoder import Encoder, Roles, assign_roles, first_vectors
-from quintet.search.errors import SearchError, StaleIndex
-from quintet.search.index_folder import Manifest, describe_run, keep_run, keep_tower
+from quintet.search.encoder import Encoder, Roles, assign_roles, describe_run, first_vectors, keep_run, keep_tower
+from quintet.search.index_folder import Manifest, check_marker, write_marker
 from quintet.search.items import KINDS, Entry, Item, ItemDatabase, Kind
-from quintet.search.marker import check_marker, write_marker
 from quintet.search.ownership import check_sources, remove_older_format, remove_unused, writing
 from quintet.search.sources import IndexedText, Sources, find_images, find_texts, numbered
 from quintet.search.stores import open_store

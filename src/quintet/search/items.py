@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from quintet.search.errors import SearchError, StaleIndex, StoreError, UnknownItem
+from quintet.search import SearchError, StaleIndex, StoreError, UnknownItem
 from quintet.search.stores.where import Clause, Scalar, Where, glob
 
 Facts = dict[str, Scalar]

@@ -22,7 +22,7 @@ from quintet.layers.text import unpacked
 from quintet.protocols import HasFrozenText, Matcher, preprocess_of
 from quintet.runs.run import Run
 from quintet.scores.embedding import embedding_of
-from quintet.search.errors import SearchError
+from quintet.search import SearchError
 
 OPSET = 17
 TOLERANCE = 1e-4  # of a unit vector's channels, between onnxruntime and torch

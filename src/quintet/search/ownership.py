@@ -21,9 +21,9 @@ from typing import Literal, TextIO
 from quintet.data.images import IMAGE_SUFFIXES
 from quintet.errors import QuintetError
 from quintet.files import read_json
-from quintet.search.errors import SearchError
+from quintet.search import SearchError
+from quintet.search.index_folder import FORMAT, VERSION
 from quintet.search.items import ItemDatabase
-from quintet.search.marker import FORMAT, VERSION
 from quintet.search.sources import content_of
 from quintet.search.vectors import read_file_sets, remove_unused_files, retire
 

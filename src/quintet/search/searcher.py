@@ -20,8 +20,7 @@ from quintet.files import user_path
 from quintet.protocols import Matcher, ShowsAttention
 from quintet.runs.run import load
 from quintet.runs.run_folder import file_checksum, find_weights, locate
-from quintet.search.encoder import Encoder, query_vectors
-from quintet.search.errors import (
+from quintet.search import (
     EmptyQuery,
     MissingImage,
     QueryTooLong,
@@ -29,10 +28,10 @@ from quintet.search.errors import (
     StaleIndex,
     UnknownWords,
 )
+from quintet.search.encoder import Encoder, query_vectors
 from quintet.search.explain import Explanation, explain
-from quintet.search.index_folder import Manifest
+from quintet.search.index_folder import Manifest, check_marker
 from quintet.search.items import KINDS, Entry, Hit, Item, ItemDatabase, Kind
-from quintet.search.marker import check_marker
 from quintet.search.sources import LONGEST_TEXT, unpacked
 from quintet.search.stores import Store, Where, open_store, parse_where
 from quintet.search.stores.choice import is_own, store_address

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal
+from typing import Any
 
 from PIL import ExifTags
 from PIL.Image import Exif
@@ -23,7 +23,8 @@ from quintet.data.formats.webdataset import PATTERNS, shard_files
 from quintet.data.images import IMAGE_SUFFIXES
 from quintet.errors import CorpusError
 from quintet.files import atomic_write, read_jsonl
-from quintet.search.errors import SearchError
+from quintet.search import SearchError
+from quintet.search.index_folder import Root, RootKind
 from quintet.search.items import Entry
 from quintet.search.stores import Scalar
 from quintet.search.stores.store import is_text
@@ -36,15 +37,6 @@ LONGEST_VALUE = 1_000  # characters of a value; a filter needs no more
 LONGEST_TEXT = 10_000  # characters of a text, of an index or a query
 # Dates as cameras write them: when it was taken, when it was digitised, when the file was changed.
 _DATES = (ExifTags.Base.DateTimeOriginal, ExifTags.Base.DateTimeDigitized, ExifTags.Base.DateTime)
-RootKind = Literal["folder", "corpus", "shards"]
-
-
-@dataclass(frozen=True)
-class Root:
-    """A folder that was indexed: no image outside of one is ever given out."""
-
-    kind: RootKind
-    path: str  # absolute
 
 
 @dataclass(frozen=True)

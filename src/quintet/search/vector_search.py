@@ -16,10 +16,9 @@ import torch
 from torch import Tensor
 
 from quintet.files import atomic_write
-from quintet.search.errors import StoreError
+from quintet.search import StoreError
 from quintet.search.items import Entry, ItemDatabase, Kind
-from quintet.search.stores.retry import first_line
-from quintet.search.stores.store import required
+from quintet.search.stores.store import first_line, required
 from quintet.search.stores.where import Where
 from quintet.search.vectors import FileSet, Vectors, adopt, announce
 

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from quintet.codes import Codes
 from quintet.files import write_synced
-from quintet.search.errors import StaleIndex, StoreError
+from quintet.search import StaleIndex, StoreError
 from quintet.search.items import RESUMES, ItemDatabase, Kind
 
 PARTS = ("embedding", "fragments", "boxes")

@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quintet.errors import ImageError, QuintetError
-from quintet.search.errors import (
+from quintet.search import (
     EmptyQuery,
     MissingImage,
     QueryTooLong,

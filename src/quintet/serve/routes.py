@@ -8,7 +8,7 @@ from typing import IO, Annotated
 from fastapi import APIRouter, Depends, Query, Request, Response
 from starlette.responses import StreamingResponse
 
-from quintet.search.errors import MissingImage
+from quintet.search import MissingImage
 from quintet.serve import prometheus as metrics
 from quintet.serve.guard import COOKIE, documented, problem, same, session_value
 from quintet.serve.schemas import (

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from quintet.search import SearchError, StoreError, StoreUnavailable
 from quintet.search import indexing as build_module
-from quintet.search.errors import SearchError, StoreError, StoreUnavailable
 from quintet.search.index_folder import Manifest
 from quintet.search.indexing import build_index
 from quintet.search.searcher import Searcher

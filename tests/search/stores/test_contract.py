@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from quintet.search.errors import SearchError, StoreError, UnknownItem
+from quintet.search import SearchError, StoreError, UnknownItem
 from quintet.search.stores import Scalar, Store, StoreHit, Where, open_store, parse_where
 
 DIM = 8

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from tests.search.stores.conftest import LOCAL_ENGINES
 
-from quintet.search.errors import StoreError
+from quintet.search import StoreError
 from quintet.search.items import ItemDatabase
 from quintet.search.stores import Store, file_address, local, open_store, parse_where
 from quintet.search.stores.local import LocalStore

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from quintet.search.errors import StoreError
+from quintet.search import StoreError
 from quintet.search.stores import file_address, open_store
 from quintet.search.stores.store import Address
 

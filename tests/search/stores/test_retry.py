@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from quintet.search.errors import StoreError, StoreUnavailable
-from quintet.search.stores.retry import ATTEMPTS, RetryPolicy
+from quintet.search import StoreError, StoreUnavailable
+from quintet.search.stores.store import ATTEMPTS, RetryPolicy
 
 
 class Clock:
@@ -22,7 +22,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("quintet.search.stores.retry.time", clock)
+    monkeypatch.setattr("quintet.search.stores.store.time", clock)
     return clock
 
 

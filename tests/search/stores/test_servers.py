@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from tests.search.stores.proxy import Proxy
 
-from quintet.search.errors import StoreError, StoreUnavailable
+from quintet.search import StoreError, StoreUnavailable
 from quintet.search.stores import Clause, Where, open_store
 
 TIMEOUT = 2  # the least that PostgreSQL's driver counts

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quintet.search.errors import WhereError
+from quintet.search import WhereError
 from quintet.search.stores.where import COMPARE, Clause, Where, glob, parse_where
 
 texts = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=12)

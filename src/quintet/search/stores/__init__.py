@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import Any
 
 from quintet.errors import suggest
-from quintet.search.errors import StoreError
+from quintet.search import StoreError
 from quintet.search.stores.store import Address, Store, StoreHit, file_address
 from quintet.search.stores.where import Clause, Scalar, Where, parse_where
 

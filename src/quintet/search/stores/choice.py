@@ -7,7 +7,7 @@ import os
 from urllib.parse import parse_qsl, quote, urlencode
 
 from quintet.errors import suggest
-from quintet.search.errors import SearchError, StoreError
+from quintet.search import SearchError, StoreError
 from quintet.search.items import Kind
 from quintet.search.stores import open_store
 from quintet.search.stores.store import Address, file_address, required

@@ -22,7 +22,7 @@ import torch
 
 from quintet.codes import Codes
 from quintet.errors import suggest
-from quintet.search.errors import StaleIndex, StoreError, UnknownItem
+from quintet.search import StaleIndex, StoreError, UnknownItem
 from quintet.search.items import Entry, Item, ItemDatabase, Kind
 from quintet.search.stores.store import Address, StoreHit, checked_items, checked_queries, required
 from quintet.search.stores.where import Scalar, Where

@@ -17,9 +17,17 @@ from urllib.parse import urlencode
 import numpy as np
 
 from quintet.errors import suggest
-from quintet.search.errors import StoreError, UnknownItem
-from quintet.search.stores.retry import TIMEOUT, RetryPolicy, checked_timeout
-from quintet.search.stores.store import Address, StoreHit, checked_items, checked_queries, required
+from quintet.search import StoreError, UnknownItem
+from quintet.search.stores.store import (
+    TIMEOUT,
+    Address,
+    RetryPolicy,
+    StoreHit,
+    checked_items,
+    checked_queries,
+    checked_timeout,
+    required,
+)
 from quintet.search.stores.where import LARGEST_INTEGER, Clause, Scalar, Where, kind_of
 
 T = TypeVar("T")

@@ -10,7 +10,7 @@ from functools import cached_property, lru_cache
 from math import isfinite
 from typing import Any
 
-from quintet.search.errors import WhereError
+from quintet.search import WhereError
 
 Scalar = str | int | float | bool
 FIELD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -137,7 +137,7 @@ def parse_where(text: str) -> Where:
     >>> parse_where("year => 2023")
     Traceback (most recent call last):
     ...
-    quintet.search.errors.WhereError: filter: expected a value at character 7
+    quintet.search.WhereError: filter: expected a value at character 7
       year => 2023
             ^
     """
