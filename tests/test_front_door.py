@@ -206,7 +206,9 @@ def test_an_index_of_files_folders_and_corpora(
     exif = Image.Exif()
     exif[0x0112] = 6  # shown turned back
     turned.save("turned.png", exif=exif.tobytes())
+    assert repr(corpus) == "<Corpus 'scenes': 4 images, 20 texts, splits train, dev, test>"
     with quintet.open_index("all.index", device=torch.device("cpu")) as index:
+        assert repr(index) == f"<Searcher of {Path('all.index').resolve()}: 6 images, 20 texts>"
         by_path = index.search(Path("turned.png"), k=3)
         by_image = index.search(Image.open("turned.png"), k=3)
         assert [(hit.path, hit.score) for hit in by_path] == [(hit.path, hit.score) for hit in by_image]

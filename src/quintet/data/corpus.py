@@ -198,6 +198,10 @@ class Corpus:
                         "a group needs at least one of each to be trained on or measured"
                     )
 
+    def __repr__(self) -> str:
+        splits = ", ".join(self.splits)
+        return f"<Corpus {self.name!r}: {len(self.images)} images, {len(self.texts)} texts, splits {splits}>"
+
     def split(self, name: str) -> Split:
         if name not in self.splits:
             raise CorpusError(f"corpus {self.name!r} has no split {name!r}; {suggest(name, self.splits)}")

@@ -187,6 +187,10 @@ class Searcher:
                 raise
         raise AssertionError("not reached")
 
+    def __repr__(self) -> str:
+        images, texts = self.manifest.counts["image"], self.manifest.counts["text"]
+        return f"<Searcher of {self.index}: {images} images, {texts} texts>"
+
     def current(self) -> bool:
         """Whether the index has not been rebuilt since this was opened."""
         try:
