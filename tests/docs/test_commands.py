@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 import re
 from itertools import chain
 from pathlib import Path
@@ -66,3 +67,24 @@ def test_pages_that_are_linked_exist() -> None:
             if not (ROOT / Path(page).parent / target).exists():
                 broken.append(f"{page}: {target}")
     assert not broken
+
+
+def test_modules_and_names_that_are_named_exist() -> None:
+    missing = []
+    for page in PAGES:
+        if page.startswith("docs/results"):
+            continue
+        text = (ROOT / page).read_text(encoding="utf-8")
+        for name in set(re.findall(r"`(quintet(?:\.[A-Za-z_]\w*)+)", text)):
+            try:
+                pkgutil.resolve_name(name)
+            except (ImportError, AttributeError):
+                missing.append(f"{page}: {name}")
+    assert not missing
+
+
+def test_source_files_that_the_architecture_names_exist() -> None:
+    text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`((?:[a-z_]+/)*[a-z_]+\.py)`", text))
+    assert len(named) > 15
+    assert not [name for name in named if not (ROOT / "src/quintet" / name).exists() and not (ROOT / name).exists()]
