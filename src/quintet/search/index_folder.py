@@ -61,7 +61,7 @@ class Manifest:
     dim: int  # of the first stage
     store: str  # "exact", "faiss" (in the index itself), or the address of an engine
     files: dict[str, str]  # kind -> the set of files that holds its codes
-    faiss: dict[str, dict[str, Any]]  # kind -> FAISS's index of it, where there is one (see `stores/local.py`)
+    faiss: dict[str, dict[str, Any]]  # kind -> FAISS's index of it, where there is one (see `vector_search.py`)
     counts: dict[str, int]
     roots: tuple[Root, ...]
     texts: str | None = None  # where indexed texts came from
