@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -132,3 +133,34 @@ def test_every_command_of_the_readme_is_one_that_the_test_can_run() -> None:
     """No placeholder such as RUN or a file that only the authors have stands in the README's tour."""
     for line in commands("README.md"):
         assert not any(word.isupper() and len(word) > 2 for word in line.words), str(line)
+
+
+# What a command needs that a test cannot have. Such a command is only parsed (test_commands.py).
+OUTSIDE = {
+    "ExpertAnnotations.txt": "the judgements that come with Flickr8k",
+    "5fold": "a test split of 5,000 images",
+    "resnet50.pth": "weights to download",
+    "hf:facebook/dinov2-small": "weights to download",
+    "0.0.0.0": "a port that is open to the network",
+    "docs/make_serve_images.py": "a browser",
+}
+RUN_OR_CORPUS = re.compile(r"(runs|corpora)/([\w-]+)")
+
+
+@pytest.mark.parametrize("page", ["docs/evaluation.md", "docs/mining.md", "docs/analysis.md", "docs/report.md"])
+def test_pages_about_trained_runs(home: Path, page: str) -> None:
+    """The runs and corpora that a page names are copies of two small ones."""
+    make_scenes(home, "corpora/scenes")
+    for recipe in ("vse", "aoq-scan"):
+        words = ("quintet", "train", f"{recipe}-scenes", "--corpus", "corpora/scenes", "-o", f"made/{recipe}")
+        run(Line("(set-up)", 0, words), home)
+    lines = [line for line in commands(page) if line.quintet and not OUTSIDE.keys() & set(line.words)]
+    assert len(lines) >= 2
+    for line in lines:
+        for kind, name in RUN_OR_CORPUS.findall(" ".join(line.words)):
+            made = {"runs": "made/aoq-scan" if "scan" in name else "made/vse", "corpora": "corpora/scenes"}[kind]
+            if not (home / kind / name).exists():
+                shutil.copytree(home / made, home / kind / name)
+                if kind == "runs" and (home / made / "stages/online").exists():  # the page's name of a first stage
+                    shutil.copytree(home / made / "stages/online", home / kind / name / "stages/one")
+        run(line, home)
