@@ -10,7 +10,7 @@ COMPILE := cd $(VENV)/lib/python3*/site-packages && ../../../bin/python -m compi
 # One thread a worker: two pytest workers on two cores.
 TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
-.PHONY: help demo test test-all lint format torture benchmark clean
+.PHONY: help demo test test-all lint format torture clean
 
 help:
 	@echo "make demo       train, evaluate and search on generated images (about 3 minutes)"

@@ -73,10 +73,6 @@ def recipes_command(
         print(show_recipe(shown[0], changes or ()), end="")
 
 
-def _first_line(thing: object) -> str:
-    return (inspect.getdoc(thing) or "").partition("\n")[0]
-
-
 def _show(rows: dict[str, str], columns: tuple[str, str], as_json: bool) -> None:
     if as_json:
         print(json.dumps(rows, indent=2))
