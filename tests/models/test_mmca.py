@@ -15,7 +15,6 @@ from quintet.data.corpus import Corpus
 from quintet.errors import RecipeError
 from quintet.files import read_json
 from quintet.models.mmca import MMCA, build_mmca
-from quintet.search.rerank import rerank, shortlist
 from quintet.training.recipe import load_recipe, parse_recipe
 from quintet.training.stages import train_recipe
 
@@ -185,21 +184,6 @@ def test_the_embedding_part_is_the_score_at_alpha_zero() -> None:
         assert torch.equal(matcher.score_embeddings(*codes), plain.score(*without))
         pairs = plain.score_pairs(without[0], without[1][:3])
         assert (pairs - plain.score(*without).diagonal()).abs().max() < 1e-13
-
-
-@pytest.mark.parametrize("queries", ["texts", "images"])
-def test_reranking_everything_is_scoring_everything(queries: Any) -> None:
-    matcher = make()
-    with torch.no_grad():
-        codes = matcher.encode_images(pictures((5, 3, 4, 2, 1))), matcher.encode_texts(TEXTS)
-        scores = matcher.score(*codes) if queries == "images" else matcher.score(*codes).T
-        found, rows = rerank(matcher, *codes, shortlist(*codes, k=99, queries=queries), queries=queries)
-        expected, order = scores.sort(dim=1, descending=True)
-        assert torch.equal(rows, order)
-        assert (found - expected).abs().max() < 1e-13
-        _, two = rerank(matcher, *codes, shortlist(*codes, k=2, queries=queries), queries=queries)
-        near = matcher.score_embeddings(*codes) if queries == "images" else matcher.score_embeddings(*codes).T
-        assert torch.equal(two.sort(dim=1).values, near.topk(2, dim=1).indices.sort(dim=1).values)
 
 
 def test_attention_shows_real_words_and_regions() -> None:

@@ -50,12 +50,14 @@ def tower_file(tmp_path: Path) -> Path:
 def make_run(tmp_path: Path, tower_file: Path) -> MakeRun:
     """`make_run("scan")`: an untrained run on features of a small tower; other arguments go to the matcher."""
 
-    def make(name: str, *, pixels: bool = False, vocabulary: bool = True, **arguments: Any) -> Path:
+    def make(name: str, *, seed: int = 1, pixels: bool = False, vocabulary: bool = True, **arguments: Any) -> Path:
         folder = tmp_path / f"run-{name}{'-pixels' if pixels else ''}"
         words = WordVocabulary.build(TEXTS, min_count=1)
-        sizes: dict[str, Any] = {"vocabulary_size": len(words), "embed_dim": 8, "word_dim": 6} | arguments
+        sizes: dict[str, Any] = {"vocabulary_size": len(words), "embed_dim": 8} | arguments
+        if name in ("vse++", "vsrn", "scan", "bfan"):
+            sizes.setdefault("word_dim", 6)
         sizes |= {"tower": "small-cnn"} if pixels else {"image_dim": 128}
-        torch.manual_seed(1)
+        torch.manual_seed(seed)
         matcher = create_model(name, **sizes)
         tower = FeatureExtractor.create("small-cnn", tower_file, grid=(2, 3)).state()
         write_run(

@@ -32,8 +32,8 @@ def export_command(
         raise QuintetError("choose a format: add --onnx")
     check_run(run)
 
+    from quintet.runs.onnx_export import export_onnx
     from quintet.runs.run import load
-    from quintet.search.onnx_export import export_onnx
 
     report = export_onnx(load(run, device="cpu"), out or Path(f"{run.name}-onnx"))
     console = Console()

@@ -17,12 +17,12 @@ from torch import Tensor, nn
 
 from quintet.backbones.onnx_text import OnnxText
 from quintet.data.batches import ImageBatch, TextBatch
+from quintet.errors import QuintetError
 from quintet.files import atomic_write, read_json, write_json
 from quintet.layers.text import unpacked
 from quintet.protocols import HasFrozenText, Matcher, preprocess_of
 from quintet.runs.run import Run
 from quintet.scores.embedding import embedding_of
-from quintet.search import SearchError
 
 OPSET = 17
 TOLERANCE = 1e-4  # of a unit vector's channels, between onnxruntime and torch
@@ -107,7 +107,7 @@ def export_onnx(run: Run, folder: Path) -> ExportReport:
                 _export(_tower(_exportable(matcher), name)[0], given[0], axes, EMBEDDING, temporary)
             difference[name] = max(_difference(tower, each, axes, temporary) for each in given)
             if not difference[name] <= TOLERANCE:  # NaN too
-                raise SearchError(
+                raise QuintetError(
                     f"the exported tower of {name} differs from torch by {difference[name]:.2g} (at most "
                     f"{TOLERANCE:g} is rounding); this matcher cannot be exported"
                 )
@@ -123,14 +123,14 @@ def _require_packages() -> None:
         import onnx  # noqa: F401
         import onnxruntime  # noqa: F401
     except ImportError as error:
-        raise SearchError(f"exporting needs onnx and onnxruntime: `pip install 'quintet[onnx]'` ({error})") from None
+        raise QuintetError(f"exporting needs onnx and onnxruntime: `pip install 'quintet[onnx]'` ({error})") from None
 
 
 def _require_embeddings(matcher: Matcher) -> None:
     with torch.no_grad():
         probe = matcher.encode_texts(TextBatch.from_ids([[0]]).to(next(matcher.parameters()).device))
     if probe.embedding is None or probe.fragments is not None:
-        raise SearchError(
+        raise QuintetError(
             f"{type(matcher).__name__} compares fragments instead of one vector an image and one a text; only the "
             "towers of embedding matchers can be exported (VSE++, VSRN, HREM, Dual-Path, heads)"
         )
@@ -199,7 +199,7 @@ def _export(
                 dynamo=False,  # the other exporter needs one more package, and fixes sizes that are free here
             )
     except (RuntimeError, torch.onnx.OnnxExporterError) as error:
-        raise SearchError(f"this matcher cannot be exported: {str(error).splitlines()[0]:.200}") from None
+        raise QuintetError(f"this matcher cannot be exported: {str(error).splitlines()[0]:.200}") from None
 
 
 @contextmanager
@@ -223,7 +223,7 @@ def _difference(tower: nn.Module, given: Sequence[Tensor], axes: dict[str, dict[
     try:
         (found,) = session.run(None, {name: tensor.numpy() for name, tensor in zip(axes, given, strict=True)})
     except (kinds.Fail, kinds.InvalidArgument, kinds.NotImplemented, kinds.RuntimeException) as error:
-        raise SearchError(f"onnxruntime cannot run what was exported: {str(error).splitlines()[0]:.200}") from None
+        raise QuintetError(f"onnxruntime cannot run what was exported: {str(error).splitlines()[0]:.200}") from None
     with torch.no_grad():
         return float(np.abs(found - tower(*given).numpy()).max())
 

@@ -11,10 +11,10 @@ from torch import nn
 
 from quintet.data.batches import ImageBatch, TextBatch
 from quintet.data.tokenizers import load_tokenizer, text_batch
+from quintet.errors import QuintetError
+from quintet.runs import onnx_export as module
+from quintet.runs.onnx_export import PlainAttention, export_onnx
 from quintet.runs.run import load
-from quintet.search import SearchError
-from quintet.search import onnx_export as module
-from quintet.search.onnx_export import PlainAttention, export_onnx
 
 onnxruntime = pytest.importorskip("onnxruntime")
 
@@ -67,8 +67,8 @@ def test_both_towers_agree_with_torch_at_any_batch(
     np.testing.assert_allclose(found, expected.numpy(), atol=1e-5)
 
 
-def test_what_goes_in_and_out_is_described(vse: Path, tmp_path: Path) -> None:
-    export_onnx(load(vse), tmp_path)
+def test_what_goes_in_and_out_is_described(make_run: Any, tmp_path: Path) -> None:
+    export_onnx(load(make_run("vse++")), tmp_path)
     facts = json.loads((tmp_path / "towers.json").read_text())
     assert facts["inputs"]["texts"] == {"tokens": ["n", "words"], "lengths": ["n"]}
     assert facts["images"]["kind"] == "features"
@@ -76,16 +76,17 @@ def test_what_goes_in_and_out_is_described(vse: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["scan", "mmca"])
-def test_cross_attention_has_no_two_towers(request: pytest.FixtureRequest, name: str, tmp_path: Path) -> None:
-    with pytest.raises(SearchError, match="compares fragments"):
-        export_onnx(load(request.getfixturevalue(name)), tmp_path)
+def test_cross_attention_has_no_two_towers(make_run: Any, name: str, tmp_path: Path) -> None:
+    sizes = {} if name == "scan" else {"heads": 2, "text_dim": 4, "text_heads": 2, "filters": 6}
+    with pytest.raises(QuintetError, match="compares fragments"):
+        export_onnx(load(make_run(name, **sizes)), tmp_path)
 
 
-def test_a_tower_that_differs_is_not_written(vse: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tower_that_differs_is_not_written(make_run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_difference", lambda *_: float("nan"))
-    with pytest.raises(SearchError, match="differs from torch"):
-        export_onnx(load(vse), tmp_path)
-    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(QuintetError, match="differs from torch"):
+        export_onnx(load(make_run("vse++")), tmp_path / "onnx")
+    assert list((tmp_path / "onnx").iterdir()) == []
 
 
 def test_plain_attention_is_torchs() -> None:
