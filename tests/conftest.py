@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 from quintet.data.corpus import Corpus, Image, Split, Text
 from quintet.data.feature_store import Part, write_manifest
+from quintet.evaluation.split_protocols import PROTOCOLS
 
 
 @pytest.fixture(scope="session")
@@ -23,6 +25,12 @@ def shared() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no shared folder at {folder} (set QUINTET_SHARED to one with references/ and flickr8k/)")
     return folder
+
+
+@pytest.fixture
+def folds_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """COCO's protocol of five folds without its number of images, for tests on small splits."""
+    monkeypatch.setitem(PROTOCOLS, "5fold", dataclasses.replace(PROTOCOLS["5fold"], images=None))
 
 
 WORDS = ("red", "green", "blue", "small", "large", "round", "square", "striped", "plain", "old", "new", "odd")

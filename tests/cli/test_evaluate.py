@@ -193,6 +193,7 @@ def test_agreement_with_people_is_measured_for_each_result(home: Path) -> None:
     assert list(together.human_agreement) == ["good + bad"]
 
 
+@pytest.mark.usefixtures("folds_of_any_size")
 def test_hard_samples_are_chosen_by_the_run_that_one_compares_with(home: Path) -> None:
     options = ["--hard-samples", "--bootstrap", 0]
     found = evaluate_json(home / "good", "--compare", home / "bad", *options).special_samples
@@ -207,6 +208,7 @@ def test_hard_samples_are_chosen_by_the_run_that_one_compares_with(home: Path) -
         evaluate(home / "good", "--protocol", "5fold", *options)
 
 
+@pytest.mark.usefixtures("folds_of_any_size")
 def test_folds(home: Path) -> None:
     found = evaluate_json(home / "good", "--protocol", "5fold")
     assert found.counts["images_a_fold"] == [5] * 5
@@ -224,6 +226,7 @@ def test_ranks_are_written(home: Path) -> None:
     ("arguments", "message"),
     [
         (["good", "--protocol", "5k"], "5,000 images"),
+        (["good", "--protocol", "5fold"], "5,000 images"),
         (["good", "--split", "tset"], "did you mean 'test'"),
         (["good", "other"], "different corpora"),
         (["good", "bad", "--separate", "--ranks", "r.npz"], "one file"),

@@ -71,6 +71,7 @@ def text_batches(tokens: Tensor, size: int) -> Iterator[TextBatch]:
         yield TextBatch(rows, torch.full((len(rows),), rows.shape[1]))
 
 
+@pytest.mark.usefixtures("folds_of_any_size")
 @pytest.mark.parametrize("protocol", ["full", "5fold", "identity"])
 def test_every_block_size_gives_the_same_result(make_split: MakeSplit, protocol: str) -> None:
     split = uneven_split(make_split)
@@ -101,6 +102,7 @@ def test_equals_the_metrics_of_the_whole_matrix(make_split: MakeSplit) -> None:
     )
 
 
+@pytest.mark.usefixtures("folds_of_any_size")
 def test_the_result_says_what_was_measured(make_split: MakeSplit) -> None:
     split = uneven_split(make_split)
     result = evaluate_members(

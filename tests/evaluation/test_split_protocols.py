@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from quintet.data.corpus import Split
+from quintet.data.corpus import Corpus, Image, Split, Text
 from quintet.errors import QuintetError
 from quintet.evaluation.metrics import retrieval_metrics
 from quintet.evaluation.split_protocols import PROTOCOLS, chance_of_parts, find_protocol, metrics_of_parts, rank_split
@@ -14,6 +14,7 @@ from quintet.evaluation.split_protocols import PROTOCOLS, chance_of_parts, find_
 MakeSplit = Callable[..., Split]
 
 
+@pytest.mark.usefixtures("folds_of_any_size")
 def test_five_folds_are_averaged_over_consecutive_groups(make_split: MakeSplit) -> None:
     groups = np.arange(50)
     split = make_split(groups, np.repeat(groups, 3))
@@ -31,6 +32,7 @@ def test_five_folds_are_averaged_over_consecutive_groups(make_split: MakeSplit) 
     assert chance_of_parts(parts)["t2i_r1"] == pytest.approx(10.0)
 
 
+@pytest.mark.usefixtures("folds_of_any_size")
 def test_folds_keep_every_group_whole_whatever_its_size(make_split: MakeSplit) -> None:
     split = make_split([0, 0, 1, 2, 2, 2, 3, 4, 5], [0, 1, 1, 1, 2, 3, 3, 4, 4, 5])
     parts = find_protocol("5fold").parts(split)
@@ -48,17 +50,30 @@ def test_identity_counts_any_image_of_the_person(make_split: MakeSplit) -> None:
     assert ranks.t2i.best.tolist() == [0, 1]
 
 
-def test_5k_wants_5000_images(make_split: MakeSplit) -> None:
-    with pytest.raises(QuintetError, match=r"5,000 images, but split 'test' has 3"):
-        find_protocol("5k").parts(make_split([0, 1, 2], [0, 1, 2]))
-    assert find_protocol("5k").parts(make_split(range(5000), range(5000))) == [(slice(0, 5000), slice(0, 5000))]
+@pytest.mark.parametrize("name", ["5fold", "5k"])
+def test_the_protocols_of_coco_are_for_5000_images_with_texts_of_their_own(make_split: MakeSplit, name: str) -> None:
+    for groups in (range(1_000), range(4_999), range(5_001), np.arange(5_000) // 2):
+        with pytest.raises(QuintetError, match="5,000 images"):
+            find_protocol(name).parts(make_split(groups, groups))
+    parts = find_protocol(name).parts(make_split(range(5_000), np.repeat(range(5_000), 5)))
+    size = 5_000 if name == "5k" else 1_000
+    expected = [(slice(k, k + size), slice(5 * k, 5 * (k + size))) for k in range(0, 5_000, size)]
+    assert parts == expected
 
 
-def test_too_few_groups_for_folds(make_split: MakeSplit) -> None:
-    with pytest.raises(QuintetError, match="only 3 groups"):
-        find_protocol("5fold").parts(make_split([0, 1, 2], [0, 1, 2]))
+def test_the_right_command_is_told_where_the_corpus_has_the_right_split() -> None:
+    names = [str(number) for number in range(5_000)]
+    images, texts = [Image(name, name) for name in names], [Text(f"{name}#0", name, "a dog") for name in names]
+    corpus = Corpus("coco", images, texts, {"test": names[:1_000], "testall": names})
+    protocol = find_protocol("5fold")
+    with pytest.raises(QuintetError, match="`--split testall --protocol 5fold` or"):
+        protocol.check(corpus.split("test"), corpus)
+    with pytest.raises(QuintetError, match=r"`data\.test=testall --protocol"):
+        protocol.check(corpus.split("test"), corpus, choose="data.test={}")
+    protocol.check(corpus.split("testall"), corpus)
 
 
+@pytest.mark.usefixtures("folds_of_any_size")
 def test_folds_of_rows_in_disorder_are_refused(make_split: MakeSplit) -> None:
     ordered = make_split(range(5), range(5))
     shuffled = Split(

@@ -30,6 +30,7 @@ def measure(
     return measure_run(run, opened, opened.split("test"), protocols, run.parent / "results", **options)
 
 
+@pytest.mark.usefixtures("folds_of_any_size")
 def test_what_holds_is_kept_and_what_does_not_is_measured_again(run: Path, tiny_corpus: Path) -> None:
     found = measure(run, tiny_corpus, "full")["full"]
     content = found.content()
@@ -52,6 +53,7 @@ def test_what_holds_is_kept_and_what_does_not_is_measured_again(run: Path, tiny_
     assert measure(run, tiny_corpus, "full", bootstrap=20)["full"].content()["intervals"]
 
 
+@pytest.mark.usefixtures("folds_of_any_size")
 def test_further_measures_stand_among_the_metrics_and_are_made_once(run: Path, tiny_corpus: Path) -> None:
     calls = []
 

@@ -242,6 +242,7 @@ def test_a_foreign_run_is_left_alone(tiny_recipe: dict[str, Any], tmp_path: Path
         run_study(make_study(tiny_recipe), tmp_path, QUICK)
 
 
+@pytest.mark.usefixtures("folds_of_any_size")
 def test_several_protocols_are_measured_with_one_training(
     tiny_recipe: dict[str, Any], tmp_path: Path, calls: Calls
 ) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,18 @@ def test_the_header_is_the_command_that_trains_it(name: str) -> None:
         if stage.negatives is not None and "/" in stage.negatives.source:
             teacher = stage.negatives.source.removeprefix("runs/")
             assert f"quintet train {teacher} --corpus {corpus} -o runs/{teacher}\n" in list_recipes()[name]
+
+
+@pytest.mark.parametrize("name", [name for name in list_recipes() if name.endswith("-coco")])
+def test_a_recipe_of_coco_is_tested_on_5000_images_by_the_commands_of_its_header(name: str) -> None:
+    recipe = load_recipe(name)
+    precomp = recipe.data.features == "regions"  # there `test` is the first 1,000 images of `testall`; else it is all
+    assert recipe.data.test == ("testall" if precomp else "test")
+    split = " --split testall" if precomp else ""
+    for protocol in ("5fold", "5k"):
+        assert f"quintet evaluate runs/{name}{split} --protocol {protocol}" in list_recipes()[name].splitlines()
+    for command in re.findall("`(quintet evaluate [^`]*)`", list_recipes()[name]):  # ensembles
+        assert command.endswith(" --split testall --protocol 5fold")
 
 
 def test_yaml_round_trip(tiny_recipe: dict[str, Any], tmp_path: Path) -> None:

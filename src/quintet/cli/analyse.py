@@ -19,7 +19,7 @@ from quintet.cli.options import (
     DeviceOption,
     JsonOption,
     RunArgument,
-    SplitOption,
+    TestSplitOption,
     complete_run,
     one_of,
     split_names,
@@ -42,7 +42,7 @@ def analyse_command(
         ),
     ] = None,
     corpus: CorpusOption = None,
-    split: SplitOption = "test",
+    split: TestSplitOption = None,
     what: Annotated[
         str | None,
         typer.Option(
@@ -87,15 +87,17 @@ def analyse_command(
     Each analysis writes KIND.json and its figures to the folder. An analysis that does not apply to a run is left out,
     unless `--what` names it.
     """
-    from quintet.runs.run_folder import check_run, default_corpus
+    from quintet.runs.run_folder import check_run, default_corpus, default_split
 
-    for each in (run, *(compare or [])):
+    every = [run, *(compare or [])]
+    for each in every:
         check_run(each)
 
     from quintet.data.corpus import Corpus
 
     where = Corpus.open(corpus or default_corpus([run]))
-    where.split(split)
+    chosen = split or default_split(every, where.splits)
+    where.split(chosen)
 
     from quintet.report.analysis import Options, analyse, open_subjects
     from quintet.runs.devices import pick_device
@@ -104,7 +106,7 @@ def analyse_command(
     options = Options(seed=seed, bins=bins, images=images, samples=samples, batch_size=batch_size, block=block)
     torch_device = pick_device(device)
     with Console(stderr=True, quiet=as_json).status("opening") as status:
-        subjects = open_subjects([run, *(compare or [])], where, split, device=torch_device, batch_size=batch_size)
+        subjects = open_subjects(every, where, chosen, device=torch_device, batch_size=batch_size)
         found = analyse(
             subjects,
             out,

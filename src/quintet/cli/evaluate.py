@@ -20,7 +20,7 @@ from quintet.cli.options import (
     ExpertAnnotationsOption,
     JsonOption,
     RunsArgument,
-    SplitOption,
+    TestSplitOption,
     complete_run,
     one_of,
 )
@@ -33,7 +33,7 @@ PROTOCOLS = ("full", "5fold", "5k", "identity")
 def evaluate_command(
     runs: RunsArgument,
     corpus: CorpusOption = None,
-    split: SplitOption = "test",
+    split: TestSplitOption = None,
     protocol: Annotated[
         str,
         typer.Option(
@@ -85,7 +85,7 @@ def evaluate_command(
 ) -> None:
     """Evaluate runs: R@K, rsum, median rank, with confidence intervals.
 
-    `quintet evaluate runs/first` evaluates one run on the test split of its own corpus.
+    `quintet evaluate runs/first` evaluates one run on the test split that its recipe names, of its own corpus.
 
     `quintet evaluate runs/a runs/b` evaluates their ensemble; with `--separate`, each of them.
 
@@ -94,7 +94,7 @@ def evaluate_command(
 
     Recalls and mAP@R are in per cent. Ranks start from 1; a negative whose score ties with a positive is ranked first.
     """
-    from quintet.runs.run_folder import check_run, default_corpus
+    from quintet.runs.run_folder import check_run, default_corpus, default_split
 
     if ranks is not None and not ensemble and len(runs) > 1:
         raise QuintetError("--ranks writes one file: evaluate the runs of --separate one at a time, or as an ensemble")
@@ -105,7 +105,7 @@ def evaluate_command(
     from quintet.data.corpus import Corpus
 
     opened = Corpus.open(corpus or default_corpus(every))
-    opened.split(split)
+    opened.split(split or default_split(every, opened.splits))  # mistakes are answered before torch is imported
 
     from quintet.evaluation.evaluator import evaluate
 

@@ -188,6 +188,15 @@ CorpusOption = Annotated[
 SplitOption = Annotated[
     str, typer.Option("--split", metavar="SPLIT", help="Split of the corpus.", autocompletion=complete_split)
 ]
+TestSplitOption = Annotated[
+    str | None,
+    typer.Option(
+        "--split",
+        metavar="SPLIT",
+        help="Split of the corpus; default: the one that the run's recipe tests on.",
+        autocompletion=complete_split,
+    ),
+]
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print the result as JSON and nothing else.", rich_help_panel=OUTPUT)
 ]

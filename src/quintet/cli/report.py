@@ -15,7 +15,7 @@ from quintet.cli.options import (
     DeviceOption,
     ExpertAnnotationsOption,
     RunsArgument,
-    SplitOption,
+    TestSplitOption,
 )
 from quintet.errors import QuintetError
 
@@ -33,7 +33,7 @@ def report_command(
         Path | None,
         typer.Option(metavar="CORPUS", help="Corpus folder; default: the one the first run was trained on."),
     ] = None,
-    split: SplitOption = "test",
+    split: TestSplitOption = None,
     expert_annotations: ExpertAnnotationsOption = None,
     samples: Annotated[int, typer.Option(metavar="N", min=1, help="Texts whose words are left out one by one.")] = 200,
     bootstrap: BootstrapOption = 1000,
@@ -81,7 +81,7 @@ def report_command(
     failures, attention and word importance. Galleries and failures are of the first run, which also chooses the hard
     samples. Without `--photographs`, no file has an image or text of the corpus.
     """
-    from quintet.runs.run_folder import check_run, default_corpus
+    from quintet.runs.run_folder import check_run, default_corpus, default_split
 
     teams = [[Path(part.strip()) for part in text.split(",") if part.strip()] for text in ensemble or []]
     if any(len(team) < 2 for team in teams):
@@ -93,7 +93,8 @@ def report_command(
     from quintet.data.corpus import Corpus
 
     where = Corpus.open(corpus or default_corpus(runs[:1]))
-    where.split(split)
+    chosen = split or default_split(every, where.splits)
+    where.split(chosen)
 
     from quintet.report.analysis import Options, open_subjects
     from quintet.report.html_report import make_report
@@ -102,7 +103,7 @@ def report_command(
 
     console = Console(stderr=True)
     with console.status("opening") as status:
-        opened = dict(zip(every, open_subjects(every, where, split, device=pick_device(device)), strict=True))
+        opened = dict(zip(every, open_subjects(every, where, chosen, device=pick_device(device)), strict=True))
         named = {" + ".join(opened[run].label for run in team): [opened[run] for run in team] for team in teams}
         settings = Settings(
             title or f"{where.name}: retrieval report", photographs, expert_annotations, bootstrap, examples,

@@ -39,7 +39,7 @@ from quintet.files import write_json
 from quintet.protocols import evaluation_mode
 from quintet.runs.encoding import Progress, reported
 from quintet.runs.run import Run, as_run
-from quintet.runs.run_folder import default_corpus
+from quintet.runs.run_folder import default_corpus, default_split
 
 PAIRED_RESAMPLES = 10_000
 
@@ -97,7 +97,7 @@ def evaluate(
     runs: Run | Path | str | Sequence[Run | Path | str],
     corpus: Corpus | Path | str | None = None,
     *,
-    split: str | Split = "test",
+    split: str | Split | None = None,
     protocol: str = "full",
     ensemble: bool = True,
     compare: Run | Path | str | None = None,
@@ -121,7 +121,9 @@ def evaluate(
 
     - `runs`: what `quintet.load` gives, or what it takes. `ensemble=False` measures each alone: see `results`.
     - `corpus`: a corpus or its folder; by default the one the runs were trained on.
-    - `protocol`: "full", "5fold" (COCO 1K), "5k" (COCO 5K) or "identity" (CUHK-PEDES).
+    - `split`: by default the one that the runs' recipes test on (`data.test`), and "test" for runs without a recipe.
+    - `protocol`: "full", "5fold" (COCO 1K), "5k" (COCO 5K) or "identity" (CUHK-PEDES). Those of COCO refuse a split
+      of any other size than 5,000 images.
     - `compare`: another run. The paired test of both is in `comparisons`.
     - `hard_samples`: also R@1 on hard and on infrequent queries, chosen by the last run, which is that of `compare`.
     - `expert_annotations`: Flickr8k's ExpertAnnotations.txt; also measures the agreement with people.
@@ -130,7 +132,7 @@ def evaluate(
     - `device`: by default where the first run is; runs given by name go to a GPU where there is one.
     - `progress`: as for `Run.encode_images`, over the images and texts of all runs.
     """
-    chosen_protocol = find_protocol(protocol).name  # before anything is encoded
+    chosen_protocol = find_protocol(protocol)
     given = [runs] if isinstance(runs, Run | str | Path) else list(runs)
     if not given:
         raise QuintetError("there is no run to evaluate")
@@ -138,8 +140,11 @@ def evaluate(
     target = opened[0].device
     for run in opened:
         run.to(target)
-    whole = as_corpus(corpus if corpus is not None else default_corpus([run.folder for run in opened]))
-    chosen = whole.split(split) if isinstance(split, str) else split
+    folders = [run.folder for run in opened]
+    whole = as_corpus(corpus if corpus is not None else default_corpus(folders))
+    name = default_split(folders, whole.splits) if split is None else split
+    chosen = whole.split(name) if isinstance(name, str) else name
+    chosen_protocol.check(chosen, whole)  # before anything is encoded
     size = len(chosen.images) + len(chosen.texts)
     members: list[Member] = []
     with reported(progress, f"encoding {chosen.name}", size * len(opened)) as report:
@@ -152,7 +157,7 @@ def evaluate(
     mine = members[: len(given)]
     teams = [mine] if ensemble else [[member] for member in mine]
     teams += [] if compare is None else [members[-1:]]
-    measured = [evaluate_members(team, chosen, chosen_protocol, block, bootstrap, seed, target) for team in teams]
+    measured = [evaluate_members(team, chosen, chosen_protocol.name, block, bootstrap, seed, target) for team in teams]
     results = named_results(measured)
     named = dict(zip(results, teams, strict=True))
     first, *_ = results.values()

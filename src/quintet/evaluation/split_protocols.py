@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from quintet.data.corpus import Split
+from quintet.data.corpus import Corpus, Split
 from quintet.errors import QuintetError, suggest
 from quintet.evaluation.metrics import Metrics, average_metrics, chance_level, metrics_of_ranks
 from quintet.evaluation.ranks import BLOCK, Ranks, ScoreBlock, count_ranks
@@ -19,22 +19,33 @@ class Protocol:
     name: str
     summary: str
     folds: int = 1
-    images: int | None = None  # how many images the split must have
+    images: int | None = None  # how many images the split must have, each with texts of its own
+
+    def check(self, split: Split, corpus: Corpus | None = None, choose: str = "--split {}") -> None:
+        """Raise unless the published name of the protocol is right for a split of this size.
+
+        The message names the splits of the corpus that are of the right size; `choose` is how the caller takes one.
+        """
+        if self.images is None or len(split.images) == len(split.groups) == self.images:
+            return
+        found = f"{len(split.images):,}"
+        if len(split.images) == self.images:
+            found += f" in {len(split.groups):,} groups"
+        right = [name for name in (corpus.splits if corpus else ()) if name != split.name and self._fits(corpus, name)]
+        hint = [f"`{choose.format(name)} --protocol {self.name}`" for name in right]
+        raise QuintetError(
+            f"protocol {self.name!r} ({self.summary}) is for {self.images:,} images with texts of their own, but split "
+            f"{split.name!r} has {found}; use {' or '.join([*hint, '`--protocol full` for a split of any size'])}"
+        )
+
+    def _fits(self, corpus: Corpus | None, name: str) -> bool:
+        return corpus is not None and len(corpus.splits[name]) == self.images == len(corpus.split(name).images)
 
     def parts(self, split: Split) -> list[tuple[slice, slice]]:
         """The (image rows, text rows) that are ranked against each other; folds are of consecutive groups."""
-        if self.images is not None and len(split.images) != self.images:
-            raise QuintetError(
-                f"protocol {self.name!r} is for {self.images:,} images, but split {split.name!r} has "
-                f"{len(split.images):,}; use `full` for a split of any size"
-            )
+        self.check(split)
         if self.folds == 1:
             return [(slice(0, len(split.images)), slice(0, len(split.texts)))]
-        if len(split.groups) < self.folds:
-            raise QuintetError(
-                f"protocol {self.name!r} cuts a split into {self.folds} folds, but split {split.name!r} has only "
-                f"{len(split.groups)} groups; use `full`"
-            )
         folds = np.array_split(np.arange(len(split.groups)), self.folds)
         edges = [(int(fold[0]), int(fold[-1]) + 1) for fold in folds]
         images = [_rows(split.image_groups, low, high) for low, high in edges]
@@ -54,8 +65,10 @@ PROTOCOLS = {
     protocol.name: protocol
     for protocol in (
         Protocol("full", "every query against the whole split"),
-        Protocol("5fold", "five folds of consecutive groups, each ranked alone, averaged (COCO 1K)", folds=5),
-        Protocol("5k", "every query against the whole split of 5,000 images (COCO 5K)", images=5_000),
+        Protocol(
+            "5fold", "COCO 1K: five folds of 1,000 consecutive images, each alone, averaged", folds=5, images=5_000
+        ),
+        Protocol("5k", "COCO 5K: every query against all 5,000 images", images=5_000),
         Protocol("identity", "any image of the person counts; text to image is the published direction (CUHK-PEDES)"),
     )
 }

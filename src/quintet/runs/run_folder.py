@@ -12,10 +12,12 @@ stages/NAME/          checkpoint, selected weights and log of each stage
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 import quintet
 from quintet.errors import QuintetError, RunError
@@ -105,6 +107,36 @@ def default_corpus(runs: Sequence[Path | str]) -> Path:
     if len(set(known)) > 1:
         raise RunError("these runs were trained on different corpora; choose one with --corpus")
     return known[0]
+
+
+def default_split(runs: Sequence[Path | str], splits: Collection[str]) -> str:
+    """The one of the corpus's `splits` that the recipes of the runs test on (`data.test`).
+
+    "test" where no run has a recipe, as those that were converted.
+    """
+    known: dict[str, Path | str] = {}
+    for run in runs:
+        recipe = locate(run)[0] / "recipe.yaml"
+        if recipe.is_file():
+            known.setdefault(_tested_on(recipe), run)
+    if len(known) > 1:
+        found = " and ".join(f"{name!r} ({run})" for name, run in known.items())
+        raise RunError(f"the recipes of these runs test on different splits, {found}; choose one with --split")
+    for name, run in known.items():
+        if name not in splits:
+            raise RunError(
+                f"the recipe of {run} tests on split {name!r}, which the corpus does not have; choose one with "
+                f"--split: {', '.join(splits)}"
+            )
+        return name
+    return "test"
+
+
+def _tested_on(recipe: Path) -> str:
+    try:
+        return str(yaml.safe_load(recipe.read_text(encoding="utf-8"))["data"]["test"])
+    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
+        raise RunError(f"{recipe} does not say which split the run is tested on (data.test): {error}") from None
 
 
 def file_checksum(path: Path) -> str:

@@ -99,7 +99,7 @@ class _Runner:
         self.data = open_data(recipe, self.display.note)
         self.split = self.data.corpus.split(recipe.data.test)
         for protocol in self.settings.protocols:
-            find_protocol(protocol).parts(self.split)
+            find_protocol(protocol).check(self.split, self.data.corpus, choose="data.test={}")
         if self.data.store is not None:
             self.data.store.require([image.id for image in self.split.images])
 
