@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,6 +23,7 @@ from quintet.cli.options import (
     one_of,
     split_names,
 )
+from quintet.cli.terminal import print_json
 
 ANALYSES = (
     *("distributions", "correlation", "words", "curves", "errors", "hardness", "ranks", "negatives", "mined"),
@@ -116,7 +116,7 @@ def analyse_command(
             progress=lambda kind: status.update(kind),
         )
     if as_json:
-        print(json.dumps(found, ensure_ascii=False))
+        print_json(found)
         return
     console = Console()
     for kind, content in found.items():

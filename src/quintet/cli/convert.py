@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from quintet.cli.options import JsonOption, one_of
+from quintet.cli.terminal import print_json
 from quintet.errors import RecipeError
 from quintet.files import read_json
 
@@ -66,9 +67,7 @@ def convert_command(
     run = convert(kind, checkpoint, out, vocab, options=_options(option or []), features=features)
     model, origin = read_json(run / "model.json"), read_json(run / "run.json")["origin"]
     if as_json:
-        print(
-            json.dumps({"run": str(run), "model": model, "assumed": origin["assumed"], "left_out": origin["left_out"]})
-        )
+        print_json({"run": str(run), "model": model, "assumed": origin["assumed"], "left_out": origin["left_out"]})
         return
     console = Console(stderr=True)
     arguments = ", ".join(f"{name} {value}" for name, value in model["arguments"].items())
@@ -81,7 +80,7 @@ def convert_command(
             soft_wrap=True,
         )
     for what in origin["left_out"]:
-        console.print(f"left out: {what}", highlight=False)
+        console.print(f"left out: {what}", highlight=False, markup=False)
     if vocab is None:
         console.print("no vocabulary: this run takes token ids, not texts (--vocab FILE)", highlight=False)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +12,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from quintet.cli.options import Command, CommandGroup, JsonOption, complete_format, complete_split
+from quintet.cli.terminal import print_json
 from quintet.errors import CorpusError
 
 data_app = typer.Typer(
@@ -33,7 +33,7 @@ def formats_command(as_json: JsonOption = False) -> None:
             name: {"help": format.help, "options": {option.name: option.help for option in format.options.values()}}
             for name, format in FORMATS.items()
         }
-        print(json.dumps(facts, indent=2))
+        print_json(facts, indent=2)
         return
     table = Table("format", "reads", "options", show_lines=True)
     for name, format in FORMATS.items():
@@ -95,7 +95,7 @@ def import_command(
     console = Console()
     table = Table("split", "groups", "images", "texts", title=f"{escape(corpus.name)} -> {escape(str(target))}")
     for split in map(corpus.split, corpus.splits):
-        table.add_row(split.name, *(f"{len(rows):,}" for rows in (split.groups, split.images, split.texts)))
+        table.add_row(escape(split.name), *(f"{len(rows):,}" for rows in (split.groups, split.images, split.texts)))
     console.print(table)
     _print_notes(console, corpus.notes)
     console.print(f"Next: [bold]quintet data inspect {escape(str(target))}[/bold]", highlight=False, soft_wrap=True)
@@ -135,7 +135,7 @@ def inspect_command(
             progress=lambda done: bar.update(task, completed=done),
         )
     if as_json:
-        print(json.dumps(facts, indent=2, ensure_ascii=False))
+        print_json(facts, indent=2)
     else:
         _print_facts(Console(), facts)
     if sheet is not None:

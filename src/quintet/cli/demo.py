@@ -64,7 +64,7 @@ def demo_command(
     corpus = make_scenes(out / "corpus", train=scenes, seed=seed)
     counts = ", ".join(f"{name} {len(groups)}" for name, groups in corpus.splits.items())
     console.print(f"{len(corpus.images)} images ({counts}) with {len(corpus.texts)} texts, such as")
-    console.print(f"  {corpus.texts[1].text}", style="italic")
+    console.print(f"  {corpus.texts[1].text}", style="italic", markup=False)
 
     console.rule("2  training", align="left")
     with TrainingDisplay(console) as display:
@@ -83,7 +83,8 @@ def demo_command(
         console.print(search.query, style="bold", markup=False)
         for rank, hit in enumerate(search.hits[:3], 1):
             mark = "  <- the image it was written for" if hit.right else ""
-            console.print(f"  {rank}. {hit.image_path.name}  score {hit.score:.3f}{mark}", highlight=False)
+            line = f"  {rank}. {hit.image_path.name}  score {hit.score:.3f}{mark}"
+            console.print(line, markup=False, highlight=False)
     page = out / "page.html"
     write_search_page(page, "Quintet demo", searches, intro=_intro(corpus), above=_table(results))
     console.rule(f"done in {time.monotonic() - began:.0f} s", align="left")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -25,6 +24,7 @@ from quintet.cli.options import (
     one_of,
 )
 from quintet.cli.progress import work_bar
+from quintet.cli.terminal import print_json
 from quintet.errors import QuintetError
 
 PROTOCOLS = ("full", "5fold", "5k", "identity")
@@ -131,7 +131,7 @@ def evaluate_command(
     if out is not None:
         evaluation.save(out)
     if as_json:
-        print(json.dumps(evaluation.to_json(), indent=2, ensure_ascii=False))
+        print_json(evaluation.to_json(), indent=2)
         return
     console = Console()
     for table in evaluation.tables():

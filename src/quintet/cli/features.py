@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,6 +11,7 @@ from rich.console import Console
 
 from quintet.cli.options import COMPUTE, OUTPUT, DeviceOption, JsonOption, WorkersOption
 from quintet.cli.progress import work_bar
+from quintet.cli.terminal import print_json
 
 if TYPE_CHECKING:
     from quintet.features.extract import ExtractReport
@@ -110,7 +110,7 @@ def features_command(
             progress=progress,
         )
     if as_json:
-        print(json.dumps(_as_json(report), ensure_ascii=False))
+        print_json(_as_json(report))
     else:
         _print(report, console)
 
@@ -133,15 +133,19 @@ def _print(report: ExtractReport, console: Console) -> None:
         console.print(f"skipped {entry.id}: {entry.reason}", markup=False, highlight=False, soft_wrap=True)
     if len(report.skipped) > SHOWN:
         console.print(
-            f"... and {len(report.skipped) - SHOWN} more, see {report.folder / 'skipped.json'}", highlight=False
+            f"... and {len(report.skipped) - SHOWN} more, see {report.folder / 'skipped.json'}",
+            highlight=False,
+            markup=False,
         )
     if not done:
-        console.print(f"{report.folder} is complete; --overwrite extracts it again", highlight=False, soft_wrap=True)
+        said = f"{report.folder} is complete; --overwrite extracts it again"
+        console.print(said, markup=False, highlight=False, soft_wrap=True)
         return
     resumed = f", {report.resumed} of them from an earlier run" if report.resumed else ""
     console.print(
         f"{report.folder}: features of {report.written} images, {len(report.skipped)} skipped{resumed}; "
         f"{report.per_second:.1f} images/s",
+        markup=False,
         highlight=False,
         soft_wrap=True,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
@@ -13,6 +12,7 @@ from rich.console import Console
 
 from quintet.cli.options import COMPUTE, OUTPUT, DeviceOption, JsonOption, WorkersOption, complete_run
 from quintet.cli.progress import work_bar
+from quintet.cli.terminal import print_json
 
 if TYPE_CHECKING:
     from quintet.search.indexing import BuildReport
@@ -136,7 +136,7 @@ def index_command(
             progress=progress,
         )
     if as_json:
-        print(json.dumps({"index": str(out), **asdict(report)}, ensure_ascii=False))
+        print_json({"index": str(out), **asdict(report)})
     else:
         _print(out, report, console)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 from typing import Annotated
 
 import typer
@@ -12,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from quintet.cli.options import JsonOption, complete_model, complete_recipe
+from quintet.cli.terminal import print_json, print_text
 from quintet.errors import RecipeError
 
 
@@ -68,14 +68,14 @@ def recipes_command(
             raise RecipeError("--set changes one recipe: `quintet recipes show NAME --set KEY=VALUE`")
         _show(list_recipes(), ("recipe", "how it is run"), as_json)
     elif as_json:
-        print(json.dumps(load_recipe(shown[0], changes or ()).model_dump(mode="json", by_alias=True), indent=2))
+        print_json(load_recipe(shown[0], changes or ()).model_dump(mode="json", by_alias=True), indent=2)
     else:
-        print(show_recipe(shown[0], changes or ()), end="")
+        print_text(show_recipe(shown[0], changes or ()).removesuffix("\n"))
 
 
 def _show(rows: dict[str, str], columns: tuple[str, str], as_json: bool) -> None:
     if as_json:
-        print(json.dumps(rows, indent=2))
+        print_json(rows, indent=2)
         return
     table = Table(*columns, box=None, header_style="bold", padding=(0, 2, 0, 0))
     for key, value in rows.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from typing import Annotated
 
 import typer
@@ -24,6 +25,7 @@ from quintet.cli.report import report_command
 from quintet.cli.search import search_command
 from quintet.cli.serve import serve_command
 from quintet.cli.study import study_app
+from quintet.cli.terminal import finish_streams, prepare_streams, print_error, print_text
 from quintet.cli.train import train_command
 from quintet.errors import QuintetError
 
@@ -59,19 +61,38 @@ app.command("export", cls=Command, rich_help_panel=TOOLS)(export_command)
 @app.callback(invoke_without_command=True)
 def _options(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
     if version:
-        print(f"quintet {quintet.__version__}")
+        print_text(f"quintet {quintet.__version__}")
         raise typer.Exit
 
 
 def run() -> None:
-    """Exit status: 0 done, 1 an error that its message explains, 2 wrong usage, 130 interrupted."""
-    errors = Console(stderr=True)
+    """Exit status: 0 done, 1 an error that its message explains, 2 wrong usage, 130 interrupted.
+
+    3: `quintet index` is done, but kept what it could not list.
+    """
+    prepare_streams()
+    status = _run()
+    written = finish_streams()
+    sys.exit(status if written else status or 1)
+
+
+def _run() -> int | str | None:
     try:
         app(prog_name="quintet")
+    except SystemExit as stop:
+        return stop.code
     except QuintetError as error:
-        errors.print("error:", style="bold red", end=" ")
-        errors.print(str(error), markup=False, highlight=False, soft_wrap=True)
-        sys.exit(1)
+        print_error(str(error))
+    except BrokenPipeError:
+        pass
+    except OSError as error:
+        print_error(f"{error.strerror or error}{'' if error.filename is None else f': {error.filename}'}")
+    except MemoryError:
+        print_error("there is not enough memory")
     except KeyboardInterrupt:
-        errors.print("interrupted", style="yellow")
-        sys.exit(130)
+        with suppress(OSError):
+            Console(stderr=True).print("interrupted", style="yellow")
+        return 130
+    else:
+        return 0
+    return 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,6 +21,7 @@ from quintet.cli.options import (
     one_of,
     parse_size,
 )
+from quintet.cli.terminal import print_json
 from quintet.errors import QuintetError
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def mine_command(
     if not main:
         return
     if as_json:
-        print(json.dumps({"folder": str(out), **lists.manifest}, ensure_ascii=False))
+        print_json({"folder": str(out), **lists.manifest})
         return
     report = Console()
     report.print(summary_table(lists))

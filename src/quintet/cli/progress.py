@@ -91,9 +91,9 @@ class TrainingDisplay:
 
     def stage(self, name: str, epochs: int, steps: int, done: int) -> None:
         self._epochs = epochs
-        self._progress.reset(self._task, total=steps, completed=done, description=f"stage {name}", visible=True)
+        self._progress.reset(self._task, total=steps, completed=done, description=f"stage {escape(name)}", visible=True)
         at = f", resumed at step {done}" if done else ""
-        self.console.print(f"[bold]stage {name}[/]: {epochs} epochs, {steps} steps{at}")
+        self.console.print(f"[bold]stage {escape(name)}[/]: {epochs} epochs, {steps} steps{at}")
 
     def step(self, epoch: int, done: int, losses: dict[str, float], lr: float) -> None:
         self._last = losses

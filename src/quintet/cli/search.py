@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 import webbrowser
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ import typer
 from rich.console import Console
 
 from quintet.cli.options import OUTPUT, DeviceOption, JsonOption
+from quintet.cli.terminal import print_json
 from quintet.errors import QuintetError
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def search_command(
         answers = _search(searcher, asked, image, options)
         reasons = _explain(searcher, answers) if explain else {}
         if as_json:
-            print(json.dumps([_as_json(searcher, answer, reasons) for answer in answers], indent=2, ensure_ascii=False))
+            print_json([_as_json(searcher, answer, reasons) for answer in answers], indent=2)
         else:
             _print(answers, reasons)
         if open_sheet or out is not None:

@@ -24,6 +24,7 @@ from quintet.cli.options import (
     complete_recipe,
 )
 from quintet.cli.progress import TrainingDisplay
+from quintet.cli.terminal import print_json, print_text
 from quintet.errors import RecipeError, TrainingError
 
 if TYPE_CHECKING:
@@ -203,10 +204,11 @@ def _train(
 
         summary = run_study(expanded, out, settings, display=display, announce=announce)
     if as_json:
-        print(json.dumps(summary, ensure_ascii=False))
+        print_json(summary)
     else:
-        print((out / "tables.md").read_text(encoding="utf-8"))
-        console.print(f"written: {out / 'tables.md'} and {out / 'summary.json'}", highlight=False, soft_wrap=True)
+        print_text((out / "tables.md").read_text(encoding="utf-8"))
+        said = f"written: {out / 'tables.md'} and {out / 'summary.json'}"
+        console.print(said, markup=False, highlight=False, soft_wrap=True)
     runs = [run for variant in summary["variants"].values() for run in variant["runs"]]
     if not any(run["status"] == "trained" for run in runs):
         raise TrainingError(f"no run of the study finished; the first one said: {runs[0]['reason']}")

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from quintet.cli.options import DeviceOption, complete_recipe
 from quintet.cli.progress import TrainingDisplay
+from quintet.cli.terminal import print_json
 from quintet.errors import RecipeError
 
 
@@ -80,7 +81,7 @@ def train_command(
     with TrainingDisplay(console) as display:
         run = train(recipe, corpus, out=out, overrides=overrides or (), resume=resume, device=device, display=display)
     if as_json and first:
-        print(json.dumps({"run": str(run.folder), "stages": read_head(run.folder)["stages"]}))
+        print_json({"run": str(run.folder), "stages": read_head(run.folder)["stages"]})
     console.print(
         f"finished: {run.folder}; evaluate it with `quintet evaluate {run.folder}`", highlight=False, markup=False
     )
