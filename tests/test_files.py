@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,15 @@ from quintet.errors import CorpusError, QuintetError
 from quintet.files import (
     atomic_write,
     begin_folder,
+    checksums,
+    file_checksum,
     header_format,
+    read_bytes,
     read_header,
     read_json,
     read_jsonl,
+    remove_partials,
+    verify_checksums,
     write_json,
     write_jsonl,
     write_text,
@@ -144,3 +150,102 @@ def test_a_folder_of_ours_is_unfinished_until_its_header_is_written(tmp_path: Pa
         read_header(folder / "head.json", "things", 0, missing="make it")
     with pytest.raises(CorpusError, match="'things'"):
         read_header(folder / "head.json", "others", 1, missing="make it")
+
+
+def test_the_temporary_file_of_a_killed_writer_goes_with_the_next_write(tmp_path: Path) -> None:
+    left, other, link = (tmp_path / f".{name}.abcd_123.partial" for name in ("file.txt", "other.txt", "link.txt"))
+    left.touch()
+    other.touch()
+    link.symlink_to(other)
+    write_text(tmp_path / "file.txt", "new")
+    assert {path.name for path in tmp_path.iterdir()} == {"file.txt", other.name, link.name}
+    remove_partials(tmp_path, {"other.txt", "link.txt"})
+    assert {path.name for path in tmp_path.iterdir()} == {"file.txt", link.name}
+    remove_partials(tmp_path / "missing", {"file.txt"})
+
+
+def test_the_temporary_file_of_a_living_writer_stays(tmp_path: Path) -> None:
+    with atomic_write(tmp_path / "file.txt") as first:
+        first.write_text("first")
+        write_text(tmp_path / "file.txt", "second")
+        assert first.exists()
+    assert (tmp_path / "file.txt").read_text() == "first"
+
+
+def test_only_files_are_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "loop").symlink_to("loop")
+    for path in (tmp_path, tmp_path / "fifo", tmp_path / "loop", Path("/dev/zero"), tmp_path / ("a" * 5000), "a\0b"):
+        for read in (read_json, file_checksum, lambda path: list(read_jsonl(path)), lambda path: read_bytes(path, 9)):
+            with pytest.raises(QuintetError):
+                read(path)  # type: ignore[no-untyped-call]
+
+
+def test_a_file_over_the_limit_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"123456")
+    assert read_bytes(tmp_path / "file", 6) == b"123456"
+    with pytest.raises(QuintetError, match="too large"):
+        read_bytes(tmp_path / "file", 5)
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, "9" * 5000, r'"\ud800"', r'{"\uDC00": 1}'])
+def test_hostile_json_is_an_error_that_names_the_file(tmp_path: Path, content: str) -> None:
+    (tmp_path / "file.json").write_text(content)
+    with pytest.raises(QuintetError, match=r"file\.json"):
+        read_json(tmp_path / "file.json")
+    (tmp_path / "file.json").write_text(f'{{"a": {content}}}\n' if content[0] != "{" else content)
+    with pytest.raises(QuintetError, match="line 1"):
+        list(read_jsonl(tmp_path / "file.json"))
+
+
+def test_surrogate_pairs_and_escaped_text_are_read(tmp_path: Path) -> None:
+    (tmp_path / "file.json").write_text(r'["\ud83d\ude00", "\\ud800"]')
+    assert read_json(tmp_path / "file.json") == ["😀", r"\ud800"]
+
+
+@dataclass(frozen=True)
+class Part:
+    name: str
+    rows: int = 0
+
+
+@dataclass(frozen=True)
+class Header:
+    parts: list[Part]
+    dim: int
+
+
+def test_values_are_checked_and_made(tmp_path: Path) -> None:
+    write_json(tmp_path / "file.json", {"parts": [{"name": "a", "rows": 2}, {"name": "b"}], "dim": 3})
+    assert read_json(tmp_path / "file.json", Header) == Header([Part("a", 2), Part("b")], 3)
+
+
+@pytest.mark.parametrize(
+    ("value", "field"),
+    [
+        ([], "file.json: "),
+        ({"parts": []}, "dim: field required"),
+        ({"parts": [{"name": "a"}, {"name": 1}], "dim": 3}, r"parts\.1\.name.*not 1"),
+        ({"parts": [], "dim": "3"}, "dim.*not '3'"),
+        ({"parts": [], "dim": True}, "dim.*not True"),
+        ({"parts": [], "dim": 1.5}, r"dim.*not 1\.5"),
+    ],
+)
+def test_a_value_of_another_shape_is_named(tmp_path: Path, value: object, field: str) -> None:
+    write_json(tmp_path / "file.json", value)
+    with pytest.raises(QuintetError, match=field):
+        read_json(tmp_path / "file.json", Header)
+
+
+def test_checksums_notice_any_change(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"abc")
+    (tmp_path / "b").write_bytes(b"")
+    sums = checksums(tmp_path, ["a", "b"])
+    assert sums["a"] == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"  # FIPS 180-2
+    verify_checksums(tmp_path, sums, "make it again")
+    (tmp_path / "a").write_bytes(b"abd")
+    with pytest.raises(QuintetError, match=r"a is damaged.*make it again"):
+        verify_checksums(tmp_path, sums, "make it again")
+    (tmp_path / "a").unlink()
+    with pytest.raises(QuintetError, match="does not exist"):
+        verify_checksums(tmp_path, sums, "make it again")

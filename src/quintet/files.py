@@ -1,4 +1,4 @@
-"""Files that are complete or absent, JSON, and folders that say in a header file what they are.
+"""Atomic writes, validated reads, checksums, and folders that say in a header file what they are.
 
 A folder that Quintet writes has a header, such as corpus.json, whose "format" names its kind. `begin_folder` refuses to
 overwrite files of others and marks the folder as unfinished; the final header is written last.
@@ -6,18 +6,28 @@ overwrite files of others and marks the folder as unfinished; the final header i
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
+import itertools
 import json
 import os
+import re
+import stat
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from io import FileIO
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import cache
+from io import BufferedReader, FileIO
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, overload
 
 from quintet.errors import CorpusError, QuintetError
 
+T = TypeVar("T")
 UNFINISHED = "-unfinished"  # added to the format in a header while its folder is written
+
+LARGEST_JSON = 2**30  # bytes of a JSON file, and of a line of a JSONL file
+_TEMPORARY = re.compile(r"\.(.+)\.[a-z0-9_]{8}\.partial")  # what `atomic_write` writes to
 
 # The umask can only be read by setting it, for the whole process: once, before there are threads.
 _UMASK = os.umask(0o077)
@@ -38,16 +48,15 @@ def atomic_write(path: Path | str, *, sync: bool = True) -> Iterator[Path]:
     """Yield a temporary path in the same folder; on success it replaces `path`, on any failure it is removed.
 
     A crash, a kill or a full disk while writing keeps the previous file at `path`. With `sync=False` that does not
-    cover a power failure: for many small files, followed by one `os.sync()`.
+    cover a power failure: for many small files, followed by one `os.sync()`. The temporary file of a writer that was
+    killed is removed by the next one of the same path.
     """
     path = user_path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent)
+        handle, temporary = temporary_file(path)
     except OSError as error:
         raise QuintetError(f"could not write {path}: {error.strerror or error}") from error
-    os.close(handle)
-    temporary = Path(name)
     try:
         yield temporary
         if sync:
@@ -57,6 +66,7 @@ def atomic_write(path: Path | str, *, sync: bool = True) -> Iterator[Path]:
         temporary.replace(path)
         if sync:
             _sync_folder(path.parent)
+            remove_partials(path.parent, {path.name})
     except OSError as error:
         temporary.unlink(missing_ok=True)
         kept = "; the previous file was kept" if path.exists() else ""
@@ -64,6 +74,30 @@ def atomic_write(path: Path | str, *, sync: bool = True) -> Iterator[Path]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+    finally:
+        os.close(handle)
+
+
+def temporary_file(path: Path) -> tuple[int, Path]:
+    """A new file beside `path`, open and locked, so that `remove_partials` leaves it alone until it is closed."""
+    while True:
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent)
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        if os.fstat(handle).st_nlink:  # else it was removed before it was locked
+            return handle, Path(name)
+        os.close(handle)
+
+
+def remove_partials(folder: Path, names: Container[str]) -> None:
+    """Remove what killed atomic writes of files of these names left in the folder. Writers that live are left alone."""
+    with suppress(OSError):
+        for path in list(folder.iterdir()):
+            match = _TEMPORARY.fullmatch(path.name)
+            if match is None or match[1] not in names or path.is_symlink() or not path.is_file():
+                continue
+            with suppress(OSError), path.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
 
 
 def _sync_folder(folder: Path) -> None:
@@ -91,14 +125,106 @@ def write_json(path: Path | str, value: Any) -> None:
     write_text(path, json.dumps(value, ensure_ascii=False, indent=2) + "\n")
 
 
-def read_json(path: Path | str) -> Any:
-    path = Path(path)
+def open_regular(path: Path | str) -> BufferedReader:
+    """Open a file for reading; a folder, FIFO or device is an error, and so is a link to nothing or to itself."""
+    path = user_path(path)
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            os.close(handle)
+            raise QuintetError(f"{path} is not a file")
+        return os.fdopen(handle, "rb")
     except FileNotFoundError:
         raise QuintetError(f"{path} does not exist") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise QuintetError(f"{path} is not valid JSON: {error}") from None
+    except (OSError, ValueError) as error:  # a ValueError: a null byte in the path
+        raise QuintetError(f"could not read {path}: {getattr(error, 'strerror', None) or error}") from error
+
+
+def read_bytes(path: Path | str, limit: int) -> bytes:
+    """A whole file of at most `limit` bytes."""
+    with open_regular(path) as file:
+        try:
+            content = file.read(limit + 1)
+        except OSError as error:
+            raise QuintetError(f"could not read {path}: {error.strerror or error}") from error
+    if len(content) > limit:
+        raise QuintetError(f"{path} is too large: {limit:,} bytes are the most that is read")
+    return content
+
+
+@overload
+def read_json(path: Path | str) -> Any: ...
+@overload
+def read_json(path: Path | str, shape: type[T]) -> T: ...
+def read_json(path: Path | str, shape: Any = None) -> Any:
+    """The value in a JSON file; with a `shape`, checked and made by `check_shape`."""
+    value = _parse_json(read_bytes(path, LARGEST_JSON), f"{path} is not valid JSON")
+    return value if shape is None else check_shape(value, shape, str(path))
+
+
+def _parse_json(content: bytes, error: str) -> Any:
+    try:
+        text = content.decode("utf-8")
+        value = json.loads(text)
+        if "\\ud" in text or "\\uD" in text:  # half of a surrogate pair cannot be written again
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except RecursionError:
+        raise QuintetError(f"{error}: it is nested too deeply") from None
+    except ValueError as found:  # JSONDecodeError, UnicodeError, an integer of too many digits
+        raise QuintetError(f"{error}: {found}") from None
+    return value
+
+
+def check_shape(value: Any, shape: type[T], where: str) -> T:
+    """A JSON value as a `shape`: a dataclass, a pydantic model, `list[str]` and the like. Types are strict.
+
+    >>> check_shape({"parts": [1, "2"]}, dict[str, list[int]], "manifest.json")
+    Traceback (most recent call last):
+        ...
+    quintet.errors.QuintetError: manifest.json: parts.1: input should be a valid integer, not '2'
+    """
+    from pydantic import ValidationError  # takes 70 ms, which most commands do not need
+
+    try:
+        # As JSON: strict Python input would have to be a dataclass already.
+        checked: T = _validator(shape).validate_json(json.dumps(value), strict=True)  # type: ignore[arg-type]
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        field = ".".join(map(str, first["loc"]))
+        message = first["msg"][:1].lower() + first["msg"][1:]
+        found = "" if first["type"] == "missing" else f", not {first['input']!r:.80}"
+        raise QuintetError(f"{where}: {field + ': ' if field else ''}{message}{found}") from None
+    except (TypeError, ValueError, RecursionError) as error:  # not of JSON
+        raise QuintetError(f"{where}: {error}") from None
+    return checked
+
+
+@cache
+def _validator(shape: Any) -> Any:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(shape)
+
+
+def file_checksum(path: Path | str) -> str:
+    """SHA-256 of a file."""
+    with open_regular(path) as file:
+        try:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            raise QuintetError(f"could not read {path}: {error.strerror or error}") from error
+
+
+def checksums(folder: Path, names: Iterable[str]) -> dict[str, str]:
+    """Name -> checksum of files in a folder, for its header."""
+    return {name: file_checksum(folder / name) for name in names}
+
+
+def verify_checksums(folder: Path, expected: Mapping[str, str], remedy: str) -> None:
+    """Raise where a file is missing or has changed since its checksum was taken. `remedy`: what to do then."""
+    for name, checksum in expected.items():
+        if file_checksum(folder / name) != checksum:
+            raise QuintetError(f"{folder / name} is damaged: it is not the file that was written; {remedy}")
 
 
 def write_jsonl(path: Path | str, rows: Iterable[dict[str, Any]]) -> None:
@@ -109,21 +235,20 @@ def write_jsonl(path: Path | str, rows: Iterable[dict[str, Any]]) -> None:
 
 def read_jsonl(path: Path | str) -> Iterator[dict[str, Any]]:
     """The rows of a JSONL file; an error names the line."""
-    path = Path(path)
-    try:
-        with path.open("rb") as file:
-            for number, line in enumerate(file, 1):
-                if not line.strip():
-                    continue
-                try:
-                    row = json.loads(line.decode("utf-8"))
-                except (json.JSONDecodeError, UnicodeDecodeError) as error:
-                    raise QuintetError(f"{path}, line {number}: not a JSON row in UTF-8: {error}") from None
-                if not isinstance(row, dict):
-                    raise QuintetError(f"{path}, line {number}: expected an object, found {type(row).__name__}")
-                yield row
-    except FileNotFoundError:
-        raise QuintetError(f"{path} does not exist") from None
+    with open_regular(path) as file:
+        for number in itertools.count(1):
+            try:
+                line = file.readline(LARGEST_JSON)
+            except OSError as error:
+                raise QuintetError(f"could not read {path}: {error.strerror or error}") from error
+            if not line:
+                return
+            if not line.strip():
+                continue
+            row = _parse_json(line, f"{path}, line {number}: not a JSON row in UTF-8")
+            if not isinstance(row, dict):
+                raise QuintetError(f"{path}, line {number}: expected an object, found {type(row).__name__}")
+            yield row
 
 
 def header_format(header: Path) -> str | None:

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 from quintet.cli.main import app
 from quintet.errors import QuintetError
+from quintet.files import file_checksum
 from quintet.runs.run import load
-from quintet.runs.run_folder import file_checksum
 from quintet.search import SearchError, StaleIndex, encoded, indexing, vectors
 from quintet.search.encoded import ImageEncoder
 from quintet.search.index_folder import Manifest

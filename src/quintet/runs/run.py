@@ -25,7 +25,7 @@ from quintet.data.feature_store import FeatureStore
 from quintet.data.loading import FeatureImages, ImageSource, PixelImages, TokenizedTexts, image_batches, text_batches
 from quintet.data.tokenizers import Tokenizer, load_tokenizer
 from quintet.errors import ArgumentError, QuintetError, RecipeError, RunError
-from quintet.files import read_json
+from quintet.files import file_checksum, read_json
 from quintet.models import MODELS, create_model
 from quintet.protocols import Matcher, preprocess_of
 from quintet.runs.checkpoint import load_tensors, load_weights
@@ -44,7 +44,7 @@ from quintet.runs.encoding import (
     reported,
     token_batches,
 )
-from quintet.runs.run_folder import file_checksum, find_weights, locate, read_head
+from quintet.runs.run_folder import find_weights, locate, read_head
 
 IMAGES_AT_ONCE, TEXTS_AT_ONCE = 32, 128
 SCORED_AT_ONCE = (1024, 4096)  # images and texts: 16 MB of scores; matchers bound what they need besides

@@ -11,7 +11,6 @@ stages/NAME/          checkpoint, selected weights and log of each stage
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection, Sequence
 from importlib import resources
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import Any
 import yaml
 
 import quintet
-from quintet.errors import QuintetError, RunError
+from quintet.errors import RunError
 from quintet.files import read_json, user_path
 
 FORMAT, VERSION = "quintet-run", 1
@@ -137,11 +136,3 @@ def _tested_on(recipe: Path) -> str:
         return str(yaml.safe_load(recipe.read_text(encoding="utf-8"))["data"]["test"])
     except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
         raise RunError(f"{recipe} does not say which split the run is tested on (data.test): {error}") from None
-
-
-def file_checksum(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise QuintetError(f"could not read {path}: {error.strerror}") from error

@@ -20,12 +20,12 @@ from quintet.codes import Codes
 from quintet.data.batches import ImageBatch
 from quintet.data.tokenizers import Tokenizer
 from quintet.errors import QuintetError
-from quintet.files import write_json
+from quintet.files import file_checksum, write_json
 from quintet.runs.checkpoint import save_tensors
 from quintet.runs.devices import pick_device
 from quintet.runs.run import ImageView, Run
 from quintet.runs.run_folder import FORMAT as RUN_FORMAT
-from quintet.runs.run_folder import file_checksum, read_head
+from quintet.runs.run_folder import read_head
 from quintet.search import SearchError, StaleIndex
 from quintet.search.index_folder import IndexRun
 

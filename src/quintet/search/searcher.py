@@ -16,10 +16,10 @@ from quintet.codes import Codes
 from quintet.data.images import open_image
 from quintet.data.tokenizers import Tokenizer
 from quintet.errors import QuintetError
-from quintet.files import user_path
+from quintet.files import file_checksum, user_path
 from quintet.protocols import Matcher, ShowsAttention
 from quintet.runs.run import load
-from quintet.runs.run_folder import file_checksum, find_weights, locate
+from quintet.runs.run_folder import find_weights, locate
 from quintet.search import (
     EmptyQuery,
     MissingImage,

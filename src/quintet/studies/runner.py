@@ -22,9 +22,9 @@ import torch
 from quintet.errors import QuintetError, RunError
 from quintet.evaluation.result import provenance
 from quintet.evaluation.split_protocols import find_protocol
-from quintet.files import atomic_write, read_json, write_json, write_text
+from quintet.files import atomic_write, file_checksum, read_json, write_json, write_text
 from quintet.runs.devices import pick_device
-from quintet.runs.run_folder import file_checksum, read_head
+from quintet.runs.run_folder import read_head
 from quintet.studies.markdown import render_tables
 from quintet.studies.measurements import Measurement, measure_run
 from quintet.studies.over_seeds import Outcome, Paired, summarise
