@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import re
+import resource
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from fastapi import FastAPI
 from hypothesis import HealthCheck, given
 from hypothesis import settings as how
@@ -17,10 +25,17 @@ from hypothesis import strategies as st
 from PIL import Image
 from starlette.testclient import TestClient
 
+from quintet.backbones.create import create_tower
+from quintet.backbones.extractor import FeatureExtractor
 from quintet.data.scenes.captions import captions
+from quintet.data.scenes.generate import make_scenes
 from quintet.data.scenes.render import draw
 from quintet.data.scenes.scene import family, generator
+from quintet.data.vocabulary import WordVocabulary
+from quintet.models import create_model
+from quintet.runs.checkpoint import save_tensors, write_run
 from quintet.search import EmptyQuery, MissingImage, QueryTooLong, UnknownItem, UnknownWords
+from quintet.search.indexing import build_index
 from quintet.search.items import Hit, Item
 from quintet.serve.app import create_app
 from quintet.serve.server import listen, make_server
@@ -151,13 +166,13 @@ def client(make_app: Callable[..., FastAPI]) -> Iterator[TestClient]:
 
 
 @pytest.fixture
-def live(settings: Callable[..., Settings]) -> Iterator[Callable[[FastAPI], str]]:
-    """Listens with an application until the test ends; gives its address."""
+def live(settings: Callable[..., Settings]) -> Iterator[Callable[..., str]]:
+    """Listens with an application until the test ends; gives its address. Keyword arguments change its settings."""
     stops: list[Callable[[], None]] = []
 
-    def start(app: FastAPI) -> str:
+    def start(app: FastAPI, **changes: Any) -> str:
         listener, listening = listen(settings()), threading.Event()
-        server = make_server(app, settings(), listening.set)
+        server = make_server(app, settings(**changes), listening.set)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
 
@@ -202,3 +217,88 @@ def ask_anything() -> Callable[..., None]:
         ask_one()
 
     return ask
+
+
+# ---- a real index, and a real process
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of images, and the runs `vse` and `scan`."""
+    folder = tmp_path_factory.mktemp("real")
+    corpus = make_scenes(folder / "corpus", train=4, dev=4, test=16, size=64)
+    torch.manual_seed(0)
+    save_tensors(folder / "small.safetensors", create_tower("small-cnn").state_dict(), {})
+    tower = FeatureExtractor.create("small-cnn", folder / "small.safetensors", grid=(2, 3)).state()
+    words = WordVocabulary.build([text.text for text in corpus.texts], min_count=1)
+    for file, name in (("vse", "vse++"), ("scan", "scan")):
+        sizes = {"vocabulary_size": len(words), "embed_dim": 8, "word_dim": 6, "image_dim": 128}
+        write_run(
+            folder / file,
+            name=file,
+            model={"name": name, "arguments": sizes},
+            state_dict=create_model(name, **sizes).state_dict(),
+            tokenizer=words,
+            image_input={"kind": "features", "name": "small", "tower": tower},
+        )
+    return folder
+
+
+@pytest.fixture
+def images(made: Path, tmp_path: Path) -> Path:
+    folder = tmp_path / "pictures" / "shapes"
+    folder.mkdir(parents=True)
+    for path in sorted((made / "corpus").rglob("*.png")):
+        (folder / path.name).write_bytes(path.read_bytes())
+    return folder.parent
+
+
+@pytest.fixture
+def index(made: Path, images: Path, tmp_path: Path) -> Path:
+    build_index(made / "vse", [images], tmp_path / "index", rerank_with=[made / "scan"], device="cpu", workers=1)
+    return tmp_path / "index"
+
+
+@dataclass
+class Process:
+    """A server as a person starts it."""
+
+    pid: int
+    address: str
+    log: Path
+
+    @property
+    def port(self) -> int:
+        return int(self.address.rpartition(":")[2])
+
+    def resident(self) -> int:
+        """Bytes of memory."""
+        return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Callable[..., Process]]:
+    """Runs `quintet serve`; `descriptors` limits its open files. Its log has no traceback at the end."""
+    begun: list[tuple[subprocess.Popen[bytes], Path]] = []
+
+    def start(index: Path, *options: str, descriptors: int | None = None, **variables: str) -> Process:
+        log = tmp_path / f"server-{len(begun)}.log"
+        command = [sys.executable, "-m", "quintet", "serve", index, "--port", "0", "--device", "cpu", *options]
+        if descriptors:
+            command = ["prlimit", f"--nofile={descriptors}:{descriptors}", *command]
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(tmp_path / "cache")} | variables
+        with log.open("wb") as file:
+            process = subprocess.Popen(command, stderr=file, env=environment | {"COLUMNS": "200"})
+        begun.append((process, log))
+        for _ in range(1200):
+            if found := re.search(r"https?://localhost:\d+", log.read_text()):
+                return Process(process.pid, found[0], log)
+            assert process.poll() is None, log.read_text()
+            time.sleep(0.05)
+        raise AssertionError("it does not start")
+
+    yield start
+    for process, log in begun:
+        process.kill()
+        process.wait()
+        assert "Traceback" not in log.read_text()

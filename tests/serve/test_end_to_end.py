@@ -18,57 +18,14 @@ import torch
 from PIL import Image
 from starlette.testclient import TestClient
 
-from quintet.backbones.create import create_tower
-from quintet.backbones.extractor import FeatureExtractor
-from quintet.data.scenes.generate import make_scenes
-from quintet.data.vocabulary import WordVocabulary
 from quintet.errors import QuintetError
 from quintet.files import read_json, write_json
-from quintet.models import create_model
-from quintet.runs.checkpoint import save_tensors, write_run
 from quintet.search.indexing import build_index
 from quintet.search.searcher import Searcher
 from quintet.serve.app import create_app
 from quintet.serve.server import serve_index
 from quintet.serve.service import IndexWatcher
 from quintet.serve.settings import Settings
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of images, and the runs `vse` and `scan`."""
-    folder = tmp_path_factory.mktemp("real")
-    corpus = make_scenes(folder / "corpus", train=4, dev=4, test=16, size=64)
-    torch.manual_seed(0)
-    save_tensors(folder / "small.safetensors", create_tower("small-cnn").state_dict(), {})
-    tower = FeatureExtractor.create("small-cnn", folder / "small.safetensors", grid=(2, 3)).state()
-    words = WordVocabulary.build([text.text for text in corpus.texts], min_count=1)
-    for file, name in (("vse", "vse++"), ("scan", "scan")):
-        sizes = {"vocabulary_size": len(words), "embed_dim": 8, "word_dim": 6, "image_dim": 128}
-        write_run(
-            folder / file,
-            name=file,
-            model={"name": name, "arguments": sizes},
-            state_dict=create_model(name, **sizes).state_dict(),
-            tokenizer=words,
-            image_input={"kind": "features", "name": "small", "tower": tower},
-        )
-    return folder
-
-
-@pytest.fixture
-def images(made: Path, tmp_path: Path) -> Path:
-    folder = tmp_path / "pictures" / "shapes"
-    folder.mkdir(parents=True)
-    for path in sorted((made / "corpus").rglob("*.png")):
-        (folder / path.name).write_bytes(path.read_bytes())
-    return folder.parent
-
-
-@pytest.fixture
-def index(made: Path, images: Path, tmp_path: Path) -> Path:
-    build(made, images, tmp_path / "index")
-    return tmp_path / "index"
 
 
 def build(made: Path, images: Path, out: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import webbrowser
 from contextlib import suppress
 from pathlib import Path
@@ -69,6 +68,15 @@ def serve_command(
         float,
         typer.Option(metavar="SECONDS", min=0.1, help="Time limit of a search, in seconds.", rich_help_panel=LIMITS),
     ] = 30.0,
+    max_connections: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Open connections; fewer where the system's limit of open files is lower.",
+            rich_help_panel=LIMITS,
+        ),
+    ] = 1000,
     thumbnails: Annotated[
         Path | None,
         typer.Option(
@@ -89,6 +97,7 @@ def serve_command(
     pause. Ctrl-C finishes the requests in progress and stops.
     """
     from quintet.search.index_folder import check_marker
+    from quintet.serve.logs import log_to_stderr
     from quintet.serve.settings import Settings, default_cache, read_token
 
     settings = Settings(
@@ -99,6 +108,7 @@ def serve_command(
         search_threads=threads,
         search_queue=queue,
         timeout_s=timeout,
+        max_connections=max_connections,
         rerank=rerank,
         cache=thumbnails or default_cache(),
         cache_bytes=parse_size(thumbnails_size),
@@ -115,7 +125,7 @@ def serve_command(
         ) from None
 
     console = Console(stderr=True)
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
+    log_to_stderr()
 
     def ready(address: str) -> None:
         console.print(f"serving {index} at {address}  (Ctrl-C stops)", markup=False, highlight=False, soft_wrap=True)

@@ -14,6 +14,7 @@ from fastapi import FastAPI
 from quintet.errors import QuintetError
 from quintet.search.searcher import Searcher
 from quintet.serve.app import create_app
+from quintet.serve.connections import Server, connection_limit
 from quintet.serve.service import IndexWatcher
 from quintet.serve.settings import Settings
 
@@ -73,36 +74,25 @@ def listen(settings: Settings) -> socket.socket:
     return listener
 
 
-def make_server(app: FastAPI, settings: Settings, ready: Callable[[], None] = lambda: None) -> uvicorn.Server:
+def make_server(app: FastAPI, settings: Settings, ready: Callable[[], None] = lambda: None) -> Server:
     """A server, started by `run(sockets=[listener])`; `ready` is called when it answers."""
     config = uvicorn.Config(
         app,
+        http="h11",
+        ws="none",
+        log_config=None,
         log_level=logging.WARNING,
         access_log=False,
         server_header=False,
         date_header=False,
         proxy_headers=False,
         timeout_graceful_shutdown=max(1, round(settings.shutdown_s)),
-        timeout_keep_alive=15,
-        backlog=BACKLOG,
+        timeout_keep_alive=max(1, round(settings.idle_s)),
     )
-    return _Server(config, ready)
+    return Server(config, settings, connection_limit(settings.max_connections), ready)
 
 
 def address(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     name = {"127.0.0.1": "localhost", "0.0.0.0": socket.gethostname()}.get(host, f"[{host}]" if ":" in host else host)
     return f"http://{name}:{port}/"
-
-
-class _Server(uvicorn.Server):
-    """Calls a function when it is ready."""
-
-    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
-        super().__init__(config)
-        self._ready = ready
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        if self.started:
-            self._ready()

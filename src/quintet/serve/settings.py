@@ -38,6 +38,12 @@ class Settings:
     image_queue: int = 4096
     timeout_s: float = 30.0
     shutdown_s: float = 30.0  # time for requests in progress at shutdown
+    max_connections: int = 1000  # fewer where the limit of descriptors is lower
+    idle_s: float = 15.0  # a connection without a request
+    header_s: float = 10.0  # from the first byte of a request to the end of its header; a TLS handshake
+    body_s: float = 20.0  # a request's body, and the time that its bytes take at the slowest allowed rate
+    slowest_upload: int = 64 * 2**10  # bytes a second
+    write_s: float = 30.0  # an answer of which the client takes nothing
     watch_s: float = 1.0  # interval at which the index is polled
     rerank: int | None = None
     cache: Path = field(default_factory=default_cache)

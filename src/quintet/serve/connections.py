@@ -1,0 +1,216 @@
+"""Connections: how many are open, and how long each may take.
+
+Sockets that send nothing, send slowly, or do not read their answer hold a descriptor each. A server that runs out of
+descriptors answers nobody. So there are fewer connections than descriptors, each step of a connection has a deadline,
+and when all connections are taken, those that wait longest for a request are closed for new ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import resource
+import socket
+import time
+from collections.abc import Callable
+from enum import IntEnum
+from typing import Any
+
+import h11
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from quintet.errors import QuintetError
+from quintet.serve.settings import Settings
+
+LOG = logging.getLogger("quintet.serve")
+RESERVED = 128  # descriptors for the index, thumbnails, decoders and libraries
+CLOSE_S = 5.0  # from the end of a connection until it is cut
+SWEEP_S = 0.5
+UNREAD_S = 5.0  # an answer that is not read for so long makes its connection the last resort for room
+
+
+class Phase(IntEnum):
+    """What a connection is doing; the lower, the earlier it is closed to make room."""
+
+    CLOSING = 0
+    IDLE = 1  # no byte of a request yet
+    HEADER = 2
+    BODY = 3
+    UNREAD = 4  # the client does not read its answer
+    ANSWER = 5  # never closed to make room
+
+
+class Connection(H11Protocol):
+    """An HTTP/1.1 connection that knows how long it has been in its phase."""
+
+    def __init__(self, config: uvicorn.Config, state: Any, app_state: dict[str, Any], settings: Settings) -> None:
+        super().__init__(config, state, app_state)
+        self._settings = settings
+        self._at: tuple[Phase, object] = (Phase.IDLE, None)
+        self._since = self._moved = time.monotonic()
+        self._received = 0
+
+    def data_received(self, data: bytes) -> None:
+        self._received += len(data)
+        super().data_received(data)
+
+    def pause_writing(self) -> None:
+        self._moved = time.monotonic()
+        super().pause_writing()
+
+    def resume_writing(self) -> None:  # some 48 kB were sent since it was paused
+        self._moved = time.monotonic()
+        super().resume_writing()
+
+    def send_400_response(self, msg: str) -> None:
+        if self.cycle is not None:  # damage in a body: the application must not answer as well
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        try:
+            super().send_400_response(msg)
+        except h11.LocalProtocolError:  # an answer is on its way already
+            self.transport.abort()
+
+    def abort(self) -> None:
+        self.transport.abort()
+
+    def phase(self, now: float) -> tuple[Phase, float]:
+        """The phase, and how many seconds it has lasted."""
+        phase = self._phase()
+        if (phase, self.cycle) != self._at:  # another request is another object
+            self._at = phase, self.cycle
+            self._since, self._received = now, 0
+        if phase is Phase.ANSWER and self._unread(now) > UNREAD_S:
+            return Phase.UNREAD, self._unread(now)
+        return phase, now - self._since
+
+    def overdue(self, now: float) -> bool:
+        phase, seconds = self.phase(now)
+        if self._unread(now) > self._settings.write_s:
+            return True
+        if phase is Phase.CLOSING:
+            return seconds > CLOSE_S and not self.transport.get_write_buffer_size()
+        if phase is Phase.IDLE:
+            return seconds > self._settings.idle_s
+        if phase is Phase.HEADER:
+            return seconds > self._settings.header_s
+        if phase is Phase.BODY:
+            return seconds > self._settings.body_s + self._received / self._settings.slowest_upload
+        return False
+
+    def _phase(self) -> Phase:
+        if self.transport.is_closing():
+            return Phase.CLOSING
+        if self.conn.their_state is h11.SEND_BODY:
+            return Phase.BODY
+        if self.cycle is not None and not self.cycle.response_complete:
+            return Phase.ANSWER
+        return Phase.HEADER if self.conn.trailing_data[0] else Phase.IDLE
+
+    def _unread(self, now: float) -> float:
+        """Seconds since the client last took a part of its answer."""
+        if not self.transport.get_write_buffer_size():
+            self._moved = now
+        return now - self._moved
+
+
+class Server(uvicorn.Server):
+    """Accepts connections one by one, so that there are never more than `limit`; `ready` is called when it does."""
+
+    def __init__(self, config: uvicorn.Config, settings: Settings, limit: int, ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self.limit = limit
+        self._settings = settings
+        self._ready = ready
+        self._beginning: dict[asyncio.Task[None], float] = {}  # TLS handshakes, the oldest first
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await self.lifespan.startup()
+        if self.lifespan.should_exit:
+            raise SystemExit(3)
+        self.servers = []
+        self._tasks = [asyncio.create_task(self._accept(listener)) for listener in sockets or []]
+        self._tasks.append(asyncio.create_task(self._sweep()))
+        self.started = True
+        self._ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        *accepting, sweeping = self._tasks
+        for task in (*accepting, *self._beginning):
+            task.cancel()
+        await asyncio.wait([*accepting, *self._beginning])
+        await super().shutdown(sockets)
+        sweeping.cancel()
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        listener.setblocking(False)
+        while True:
+            try:
+                accepted, _ = await loop.sock_accept(listener)
+            except OSError as error:
+                LOG.warning("a connection could not be accepted: %s", error.strerror or error)
+                await asyncio.sleep(0.1)
+                continue
+            if self._make_room():
+                task = loop.create_task(self._begin(accepted))
+                self._beginning[task] = time.monotonic()
+                task.add_done_callback(self._beginning.pop)
+            else:
+                LOG.warning("a connection was refused: all %d are being answered", self.limit)
+                accepted.close()
+            await asyncio.sleep(0)  # connections that were cut now close their descriptors
+
+    async def _begin(self, accepted: socket.socket) -> None:
+        secure = self.config.ssl
+        limits = {"ssl_handshake_timeout": self._settings.header_s, "ssl_shutdown_timeout": CLOSE_S} if secure else {}
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: Connection(self.config, self.server_state, self.lifespan.state, self._settings),
+                accepted,
+                ssl=secure,
+                **limits,
+            )
+        except OSError:  # the client went away, or does not speak TLS
+            accepted.close()
+
+    def _make_room(self) -> bool:
+        """Whether there is room for a connection, after closing some that nobody needs."""
+        connections: set[Any] = self.server_state.connections
+        if len(connections) + len(self._beginning) < self.limit:
+            return True
+        now = time.monotonic()
+        found = [(*connection.phase(now), connection.abort) for connection in connections]
+        found += [(Phase.IDLE, now - began, task.cancel) for task, began in self._beginning.items()]
+        idle = [entry for entry in found if entry[0] is not Phase.ANSWER]
+        idle.sort(key=lambda entry: (entry[0], -entry[1]))
+        for _, _, cut in idle[: 1 + self.limit // 16]:  # several at once: the list is not made for every connection
+            cut()
+        return bool(idle)
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            now = time.monotonic()
+            connections: list[Any] = list(self.server_state.connections)
+            for connection in connections:
+                if connection.overdue(now):
+                    connection.abort()
+
+
+def connection_limit(wanted: int) -> int:
+    """How many connections the limit of descriptors allows, at most `wanted`; the soft limit is raised for them.
+
+    Two for each: the socket, and the file that is sent through it.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    need = RESERVED + 2 * wanted
+    if resource.RLIM_INFINITY != soft < need:
+        soft = need if hard == resource.RLIM_INFINITY else min(need, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    limit = wanted if soft == resource.RLIM_INFINITY else min(wanted, (soft - RESERVED) // 2)
+    if limit < 1:
+        raise QuintetError(f"a process may have {soft} open files here; a server needs {RESERVED + 2}: see `ulimit -n`")
+    return limit
