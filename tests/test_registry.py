@@ -17,9 +17,9 @@ def test_names_builders_and_arguments() -> None:
 
 
 def test_mistakes_name_the_nearest() -> None:
-    with pytest.raises(RecipeError, match="no thing 'fractoin'; did you mean 'fraction'"):
+    with pytest.raises(RecipeError, match=r"'fractoin'.*'fraction'"):
         THINGS.create("fractoin")
-    with pytest.raises(RecipeError, match="no argument 'numerater'; did you mean 'numerator'"):
+    with pytest.raises(RecipeError, match=r"'numerater'.*'numerator'"):
         THINGS.create("fraction", numerater=1)
     with pytest.raises(RecipeError, match="needs the argument"):
         THINGS.create("divide")

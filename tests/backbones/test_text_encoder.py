@@ -83,7 +83,7 @@ def test_errors_say_what_to_do(bert: tuple[str, Any], tmp_path: Path, monkeypatc
         HuggingFaceText(bert[0])(torch.ones(1, 7, dtype=torch.int64), torch.tensor([7]))
     (tmp_path / "empty").mkdir()
     for make in (HuggingFaceText, text_encoder_config):
-        with pytest.raises(QuintetError, match="give the path of its folder"):
+        with pytest.raises(QuintetError, match="path of its folder"):
             make(str(tmp_path / "empty"))
     vit = transformers.ViTConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
     transformers.ViTModel(vit).save_pretrained(tmp_path / "vit")
@@ -114,5 +114,5 @@ def test_the_small_encoder_sees_order_but_neither_padding_nor_neighbours() -> No
 def test_the_small_encoder_starts_with_different_layers() -> None:
     layers = SmallText(20, 8).layers.layers
     assert not torch.equal(layers[0].linear1.weight, layers[1].linear1.weight)  # type: ignore[union-attr, arg-type]
-    with pytest.raises(ValueError, match="multiple of its 4 heads"):
+    with pytest.raises(ValueError, match="its 4 heads"):
         SmallText(20, 6)

@@ -66,14 +66,14 @@ def test_weights_of_the_one_that_brings_none(tmp_path: Path) -> None:
     assert all(torch.equal(value, joined.members[1].state_dict()[name]) for name, value in resnet.state_dict().items())
     packaged = create_tower("efficientnet-lite0").state_dict()
     assert all(torch.equal(value, joined.members[0].state_dict()[name]) for name, value in packaged.items())
-    with pytest.raises(QuintetError, match=r"2 of 'resnet18\+resnet50' need a file"):
+    with pytest.raises(QuintetError, match=r"2 of 'resnet18\+resnet50'"):
         create_tower("resnet18+resnet50", tmp_path / "resnet.safetensors")
     with pytest.raises(QuintetError, match=r"'resnet18'.*weights=FILE"):
         create_tower("small-cnn+resnet18")
 
 
 def test_one_size_for_all() -> None:
-    with pytest.raises(QuintetError, match="224 x 224 and 260 x 260"):
+    with pytest.raises(QuintetError, match=r"224 x 224 .*260"):
         create_tower("efficientnet-lite0+efficientnet-lite2", pretrained=False)
 
 

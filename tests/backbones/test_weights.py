@@ -54,9 +54,9 @@ def test_what_does_not_fit_is_named_and_nothing_is_changed(tmp_path: Path) -> No
     before = weights_checksum(target)
     state = make(1).state_dict()
     missing = {name: value for name, value in state.items() if name != "1.running_mean"}
-    with pytest.raises(QuintetError, match=r"1 names missing \(1.running_mean\), 1 names not part of it \(extra\)"):
+    with pytest.raises(QuintetError, match=r"missing \(1.running_mean\).*\(extra\)"):
         load_weights(target, save(missing | {"extra": torch.zeros(1)}, tmp_path / "a.pth"))
-    with pytest.raises(QuintetError, match=r"0.weight is \(4, 3, 2, 2\).*wants\s+\(4, 3, 1, 1\)"):
+    with pytest.raises(QuintetError, match=r"0.weight.*4, 3, 2, 2\D*4, 3, 1, 1"):
         load_weights(target, save(state | {"0.weight": torch.zeros(4, 3, 2, 2)}, tmp_path / "b.pth"))
     assert weights_checksum(target) == before
 

@@ -111,7 +111,7 @@ def test_agreement_with_people_is_measured_where_there_are_judgements(
     assert found["human_agreement"]["judgements"] == 3 * found["human_agreement"]["pairs"] > 0
     assert "tau-c" in toy.row.summary_line(found)
     (tmp_path / "experts.txt").write_text("nowhere.jpg\tnothing#0\t1\t1\t1", encoding="utf-8")
-    with pytest.raises(QuintetError, match="judged pairs are not in split"):
+    with pytest.raises(QuintetError, match="judged pairs"):
         toy.row.check(setup)
 
 
@@ -168,7 +168,7 @@ def test_the_list_says_what_is_done_and_what_has_changed(
     assert second.endswith("to do")
     assert total == "2 rows, 2 of them trained anew; 1 done"
     flickr8k.show(flickr8k.with_overrides(rows, [("two*", "stages.online.epochs=3")]), toy.setup)
-    assert "the recipe has changed: stages.0.epochs is 1, not 3" in capsys.readouterr().out
+    assert "stages.0.epochs is 1" in capsys.readouterr().out
     said = [("two*", "stages.online.loss.triplet.same_group=ignored"), ("two*", "matcher.first_rank=1")]
     flickr8k.show(flickr8k.with_overrides(rows, said), toy.setup)
     assert "changed" not in capsys.readouterr().out, "a default that is said aloud is no change"

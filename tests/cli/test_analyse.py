@@ -35,8 +35,8 @@ def call(*arguments: object) -> Result:
 def test_figures_and_numbers_of_a_run_on_its_own_corpus(run: Path, tmp_path: Path) -> None:
     shown = call(run, "-o", tmp_path / "out", "--samples", 4, "--png").stdout
     assert "tiny: S 0." in shown
-    assert "mean correlation of different images" in shown
-    assert "errors: skipped: no stage of tiny logged" in shown
+    assert "mean correlation" in shown
+    assert "errors: skipped" in shown
     stored = json.loads((tmp_path / "out" / "distributions.json").read_text())
     assert f"S {stored['runs']['tiny']['S']:.4f}" in shown
     assert stored["figures"] == ["distributions.svg", "distributions.png"]

@@ -29,7 +29,7 @@ def test_a_checkpoint_becomes_a_run(tmp_path: Path) -> None:
     path = bfan_file(tmp_path / "model_best.pth.tar", lambda_softmax=20)
     done = CliRunner().invoke(app, ["convert", "bfan", str(path), "-o", str(tmp_path / "run")])
     assert done.exit_code == 0, done.output
-    assert "does not say focal_type; took equal" in done.output
+    assert "focal_type; took equal" in done.output
     assert "takes token ids" in done.output
     assert type(quintet.load(tmp_path / "run").matcher).__name__ == "BFAN"
 

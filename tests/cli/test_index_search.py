@@ -169,6 +169,6 @@ def test_towers_are_exported(place: Path, tmp_path: Path, monkeypatch: pytest.Mo
     for options, folder in ((["-o", "towers"], "towers"), ([], "vse++-onnx")):
         result = runner.invoke(app, ["export", str(place / "vse++"), "--onnx", *options])
         assert result.exit_code == 0, result.output
-        assert "differs from torch by at most" in result.output.replace("\n", " ")
+        assert "differs from torch" in result.output.replace("\n", " ")
         assert (tmp_path / folder / "texts.onnx").is_file()
     assert "--onnx" in str(runner.invoke(app, ["export", str(place / "vse++")]).exception)

@@ -93,7 +93,7 @@ def test_one_number_is_how_many_seeds(recipe: Path, tiny_corpus: Path, tmp_path:
 
 def test_a_study_of_which_nothing_finishes_is_an_error(recipe: Path, tiny_corpus: Path, tmp_path: Path) -> None:
     options = ["--corpus", tiny_corpus, "--recipe", recipe, "-o", tmp_path / "out", "--device", "cpu", "--seed", 0]
-    with pytest.raises(QuintetError, match=r"no run of the study finished.*became"):
+    with pytest.raises(QuintetError, match=r"no run .*became"):
         study("aoq", *options, "stages.online.loss.triplet.margin=1.0e+39")
     assert "became" in (tmp_path / "out" / "tables.md").read_text(encoding="utf-8")
 
@@ -176,7 +176,7 @@ def test_the_matcher_and_the_corpus_choose_the_recipe(tmp_path: Path) -> None:
         "by its folder"
     )
     odd = corpus_named(tmp_path / "odd", "odd")
-    with pytest.raises(RecipeError, match=r"no shipped recipe of vsrn for corpus 'odd'.*aoq-vsrn-scenes"):
+    with pytest.raises(RecipeError, match=r"vsrn .*'odd'.*aoq-vsrn-scenes"):
         recipe_of("aoq", "vsrn", odd)
     with pytest.raises(RecipeError, match="did you mean 'scan'"):
         recipe_of("aoq", "scna", odd)

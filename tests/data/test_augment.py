@@ -116,7 +116,7 @@ def test_long_and_tiny_images() -> None:
 
 
 def test_an_unknown_crop_is_refused() -> None:
-    with pytest.raises(ValueError, match="'none', 'resized', 'shift' or 'squeeze'"):
+    with pytest.raises(ValueError, match=r"'none', 'resized', .*'squeeze'"):
         random_view(noise(), np.random.default_rng(0), (8, 8), crop="middle")  # type: ignore[arg-type]
 
 

@@ -110,7 +110,7 @@ def test_batches_of_images_are_joined_with_a_mask_where_any_has_one() -> None:
     joined = ImageBatch.cat([whole, partly])
     assert joined.real().tolist() == [[True, True], [True, False], [True, True]]
     assert len(ImageBatch.cat([ImageBatch(pixels=torch.zeros(2, 3, 4, 4))] * 2)) == 4
-    with pytest.raises(ValueError, match="must hold the same things"):
+    with pytest.raises(ValueError, match="the same things"):
         ImageBatch.cat([whole, ImageBatch(pixels=torch.zeros(1, 3, 4, 4))])
 
 

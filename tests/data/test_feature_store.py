@@ -95,9 +95,9 @@ def test_missing_ids_are_counted_and_named(tmp_path: Path) -> None:
     assert "x3" in store
     assert "y" not in store
     assert len(store) == 10
-    with pytest.raises(CorpusError, match="no features for 2 of 3 images, first 'y'"):
+    with pytest.raises(CorpusError, match=r"2 of 3 .*'y'"):
         store.require(["x1", "y", "z"])
-    with pytest.raises(CorpusError, match="no features for 1 of 2"):
+    with pytest.raises(CorpusError, match="1 of 2"):
         store.batch(["x1", "y"])
 
 
@@ -109,7 +109,7 @@ def test_features_that_are_not_finite_are_refused(tmp_path: Path, bad: float) ->
     np.save(tmp_path / "f1.npy", values)
     store = FeatureStore(tmp_path)
     store.batch(["x0", "x2"])
-    with pytest.raises(CorpusError, match="image 'x5' hold NaN or infinity"):
+    with pytest.raises(CorpusError, match=r"'x5' .*NaN"):
         store.batch(["x0", "x5"])
 
 
@@ -276,7 +276,7 @@ def test_half_precision_on_disk_is_float32_in_memory(tmp_path: Path) -> None:
 
 
 def test_too_few_words_leave_nothing_behind(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="4 words were given for texts of 10"):
+    with pytest.raises(ValueError, match=r"4 words .*10"):
         write_word_features(tmp_path / "kept", LENGTHS, [WORDS[:4]], dim=5, dtype="float32", facts={})
     assert list((tmp_path / "kept").iterdir()) == []
 

@@ -200,7 +200,7 @@ def test_a_folder_is_not_a_image(tmp_path: Path) -> None:
 
 def test_zero_bytes(tmp_path: Path) -> None:
     (tmp_path / "empty.jpg").touch()
-    with pytest.raises(ImageError, match=r"empty\.jpg is empty \(0 bytes\)"):
+    with pytest.raises(ImageError, match=r"empty\.jpg is empty"):
         open_image(tmp_path / "empty.jpg")
     with pytest.raises(ImageError, match="upload is empty"):
         open_image(b"", name="upload")

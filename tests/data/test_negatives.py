@@ -53,7 +53,7 @@ def test_saved_lists_come_back(tmp_path: Path, mmap: bool) -> None:
 
 def test_lists_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     lists = make_lists(make_split())
-    with pytest.raises(CorpusError, match="3 images and 6 texts"):
+    with pytest.raises(CorpusError, match=r"3 images .*6 texts"):
         lists.check(make_split(groups=4))
     renamed = make_split()
     renamed.texts[0] = Text("other", renamed.texts[0].group, "words")

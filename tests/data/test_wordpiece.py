@@ -108,7 +108,7 @@ def test_training_is_the_same_in_another_process() -> None:
 def test_files_that_are_no_vocabulary(tmp_path: Path) -> None:
     words = tmp_path / "words.txt"
     words.write_text("dog\ncat\n", encoding="utf-8")
-    with pytest.raises(QuintetError, match=r"words.txt has no line \[PAD\], \[UNK\]"):
+    with pytest.raises(QuintetError, match=r"words.txt .*\[PAD\], \[UNK\]"):
         WordPiece.load(words)
     latin = tmp_path / "latin.txt"
     latin.write_bytes(b"caf\xe9\n")
@@ -147,7 +147,7 @@ def test_a_hub_name(tmp_path: Path, vocabulary: Path, monkeypatch: pytest.Monkey
         raise FileNotFoundError("no connection\nmore")
 
     monkeypatch.setattr(hub, "hf_hub_download", offline)
-    with pytest.raises(QuintetError, match=r"'someone/bert' is neither .* no connection; without"):
+    with pytest.raises(QuintetError, match=r"'someone/bert' .*no connection"):
         WordPiece.load("someone/bert")
 
 

@@ -133,7 +133,7 @@ def test_a_damaged_file_is_explained(text: str, says: str, write: Callable[[str]
 
 def test_pairs_of_another_split_are_refused(split: Split, write: Callable[[str], Path]) -> None:
     annotations = read_expert_annotations(write("a.jpg\tz.jpg#0\t1\t1\t1\n"))
-    with pytest.raises(QuintetError, match="1 of 1 judged pairs are not in split 'test'"):
+    with pytest.raises(QuintetError, match=r"1 of 1 .*'test'"):
         judged_pairs(annotations, split)
     with pytest.raises(CorpusError, match="does not exist"):
         read_expert_annotations("nowhere.txt")

@@ -128,7 +128,7 @@ def test_groups_may_be_names() -> None:
     scores = np.random.default_rng(0).random((3, 5))
     named = retrieval_metrics(scores, ["dog", "cat", "bird"], ["cat", "cat", "dog", "bird", "dog"])
     assert named == retrieval_metrics(scores, [0, 1, 2], [1, 1, 0, 2, 0])
-    with pytest.raises(QuintetError, match="image_groups must be one integer a row, or a name"):
+    with pytest.raises(QuintetError, match=r"image_groups .*integer"):
         retrieval_metrics(scores, ["dog", "cat", "bird"], [1, 1, 0, 2, 0])
 
 

@@ -123,7 +123,7 @@ def test_any_float_type_from_torch(dtype: torch.dtype) -> None:
 def test_nan_is_refused_with_its_place() -> None:
     scores = np.zeros((3, 5), dtype=np.float32)
     scores[2, 4] = np.nan
-    with pytest.raises(QuintetError, match="image row 2 and text row 4 is NaN"):
+    with pytest.raises(QuintetError, match=r"row 2 .*row 4"):
         ranks_of_matrix(scores, range(3), [0, 1, 2, 0, 1], block=2)
 
 

@@ -240,7 +240,7 @@ def test_a_second_call_finds_everything_done_and_overwriting_keeps_the_old_until
 
 def test_nothing_readable_is_an_error_and_is_looked_at_again(corpus: Corpus, weights: Path) -> None:
     away = (corpus.root / "pictures").rename(corpus.root / "elsewhere")
-    with pytest.raises(CorpusError, match=f"none of the {COUNT} images"):
+    with pytest.raises(CorpusError, match=f"the {COUNT} images"):
         extract(corpus, weights)
     away.rename(corpus.root / "pictures")
     assert extract(corpus, weights).written == COUNT
@@ -258,7 +258,7 @@ def test_a_full_disk_is_reported_and_resumed(corpus: Corpus, weights: Path, monk
         original(file, data)
 
     monkeypatch.setattr(feature_job, "write_synced", full)
-    with pytest.raises(CorpusError, match="No space left on device"):
+    with pytest.raises(CorpusError, match="No space left"):
         extract(corpus, weights)
     report = extract(corpus, weights)
     assert report.resumed == 4
@@ -284,7 +284,7 @@ def test_two_processes_do_not_write_one_folder(corpus: Corpus, weights: Path) ->
 def test_features_that_overflow_are_not_written(corpus: Corpus, weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     original = FeatureExtractor.features
     monkeypatch.setattr(FeatureExtractor, "features", lambda self, pixels: original(self, pixels) * 1e6)
-    with pytest.raises(CorpusError, match=r"'i0' do not fit float16.*--dtype float32"):
+    with pytest.raises(CorpusError, match=r"'i0' .*float16.*float32"):
         extract(corpus, weights)
     assert extract(corpus, weights, dtype="float32", overwrite=True).written == COUNT
 
@@ -308,7 +308,7 @@ def test_bad_requests(corpus: Corpus, weights: Path) -> None:
     with pytest.raises(CorpusError, match="workers=0"):
         extract(corpus, weights, workers=0)
     for grid in ("4x", "0", "1x2x3", 65, (0, 6)):
-        with pytest.raises(QuintetError, match="4x8 for 4 rows of 8"):
+        with pytest.raises(QuintetError, match=r"4x8 .*4 rows"):
             extract(corpus, weights, grid=grid)
     with pytest.raises(QuintetError, match="did you mean 'small-cnn'"):
         extract_features(corpus, "smal-cnn")

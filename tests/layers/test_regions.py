@@ -94,7 +94,7 @@ def test_a_vector_in_place_of_fragments() -> None:
 
 
 def test_wrong_channels_are_named() -> None:
-    with pytest.raises(ValueError, match="have 7 channels, this projection takes 8"):
+    with pytest.raises(ValueError, match=r"7 channels.* 8"):
         RegionProjection(8, 6)(torch.zeros(1, 2, 7))
 
 

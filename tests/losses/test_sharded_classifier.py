@@ -110,7 +110,7 @@ def test_first_weights_do_not_depend_on_who_has_them(monkeypatch: pytest.MonkeyP
         parts.append(classifier(bias=False).weight)
     assert torch.equal(torch.cat(parts), whole)
     assert max(len(part) for part in parts) == 4
-    with pytest.raises(ValueError, match="2 classes cannot be divided among 3 processes"):
+    with pytest.raises(ValueError, match=r"2 classes .*3 processes"):
         ShardedClassifier(DIM, 2)
 
 

@@ -88,5 +88,5 @@ def test_attention_of_both_directions(matcher: BFAN) -> None:
 
 
 def test_a_wrong_choice_is_named() -> None:
-    with pytest.raises(RecipeError, match=r"focal cannot be 'probs'.*prob"):
+    with pytest.raises(RecipeError, match=r"focal .*'probs'.*prob"):
         quintet.create_model("bfan", **SIZES, focal="probs")

@@ -79,9 +79,9 @@ def test_every_matcher_can_be_saved_and_made_again(name: str) -> None:
 def test_names_and_arguments_are_checked() -> None:
     assert "vse++" in list_models()
     assert list_models() == sorted(list_models())
-    with pytest.raises(RecipeError, match="'vse'; did you mean 'vse\\+\\+'"):
+    with pytest.raises(RecipeError, match=r"'vse'.*'vse\+\+'"):
         create_model("vse")
-    with pytest.raises(RecipeError, match="'embed_dims'; did you mean 'embed_dim'"):
+    with pytest.raises(RecipeError, match=r"'embed_dims'.*'embed_dim'"):
         create_model("vse++", vocabulary_size=10, image_dim=8, embed_dims=4)
     with pytest.raises(RecipeError, match="needs the argument 'vocabulary_size'"):
         create_model("vse++", image_dim=8)

@@ -240,7 +240,7 @@ def test_the_wrong_kind_of_images_is_refused() -> None:
     with pytest.raises(ValueError, match="takes pixels, not features"):
         pixel_matcher().encode_images(images())
     assert not hasattr(matcher(), "preprocess")
-    with pytest.raises(ValueError, match="have 8 channels, this projection takes 9"):
+    with pytest.raises(ValueError, match=r"8 channels.* 9"):
         matcher(image_dim=9).encode_images(images())
 
 
@@ -286,5 +286,5 @@ def test_a_bert_like_encoder_is_pooled_and_fine_tuned() -> None:
     assert all(name.startswith("text_encoder.words.encoder.model.") for name in own)
     with pytest.raises(RecipeError, match="need text_pooling"):
         build_vse(vocabulary_size=12, image_dim=5, **settings)
-    with pytest.raises(RecipeError, match="text is 'gru' or 'hf:"):
+    with pytest.raises(RecipeError, match="'gru' or 'hf:"):
         build_vse(vocabulary_size=12, image_dim=5, text="bert", text_pooling="gpo")

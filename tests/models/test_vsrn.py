@@ -272,5 +272,5 @@ def test_nothing_but_the_update_gates_biases_changes() -> None:
 
 
 def test_a_memory_of_less_than_two_places_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least 2 positions, got 1"):
+    with pytest.raises(ValueError, match="2 positions, got 1"):
         set_memory(nn.GRU(3, 4), positions=1)

@@ -50,7 +50,7 @@ def test_only_correct_results_are_marked(corpus: Corpus) -> None:
     cards = html.split("<li")[1:3]
     assert "✓ correct" not in cards[0]
     assert "✓ correct" in cards[1]
-    assert "First correct result at rank 2." in html
+    assert "at rank 2" in html
 
 
 def test_without_photographs_ids_stand_for_images_and_texts(corpus: Corpus) -> None:

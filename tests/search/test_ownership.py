@@ -59,7 +59,7 @@ def test_a_typing_error_does_not_cost_an_album(pixel_vse: Path, tmp_path: Path, 
     make_images(album / "pictures" / "2024", count=10)
     before = files(album)
     for overwrite in (False, True):
-        with pytest.raises(SearchError, match="lies in the folder of the index"):
+        with pytest.raises(SearchError, match="folder of the index"):
             build(pixel_vse, album / "pictures", album, overwrite=overwrite)
     assert files(album) == before
 
@@ -108,7 +108,7 @@ def test_a_folder_with_a_file_of_that_name_is_not_an_index(
     file, text = FOREIGN[name]
     (index / file).write_text(text)
     before = files(index)
-    with pytest.raises(SearchError, match=r"not of a Quintet index|other things"):
+    with pytest.raises(SearchError, match=r"a Quintet index|other things"):
         build(pixel_vse, pictures, index, overwrite=overwrite)
     assert files(index) == before
 
@@ -134,7 +134,7 @@ def test_a_link_is_no_mark(pixel_vse: Path, pictures: Path, index: Path, tmp_pat
     index.mkdir()
     (index / file).symlink_to(tmp_path / "other" / file)
     before = files(index), files(tmp_path / "other")
-    with pytest.raises(SearchError, match="not of a Quintet index"):
+    with pytest.raises(SearchError, match="of a Quintet index"):
         build(pixel_vse, pictures, index, overwrite=True)
     assert (files(index), files(tmp_path / "other")) == before
 
@@ -310,7 +310,7 @@ def test_an_index_does_not_lie_in_its_sources_nor_they_in_it(
     (tmp_path / "link").symlink_to(pictures)
     for out in (pictures / "index", pictures / "deep" / "index", tmp_path / "link" / "index", pictures):
         for source in (pictures, tmp_path / "link"):
-            with pytest.raises(SearchError, match=r"would lie inside|lies in the folder"):
+            with pytest.raises(SearchError, match=r"would lie inside|in the folder"):
                 build(pixel_vse, source, out, overwrite=True)
     assert files(pictures) == before
     assert not (pictures / "deep").exists()
@@ -320,7 +320,7 @@ def test_an_index_does_not_lie_in_its_sources_nor_they_in_it(
     (tmp_path / "door").symlink_to(index / "holiday")
     (index / "a.tar").write_bytes(b"")
     for source in (index, index / "holiday", photo, tmp_path / "door", index / "a.tar"):
-        with pytest.raises(SearchError, match="lies in the folder of the index"):
+        with pytest.raises(SearchError, match="folder of the index"):
             build(pixel_vse, source, index, overwrite=True)
     assert photo.is_file()
     assert found(index) == 6

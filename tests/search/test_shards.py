@@ -81,7 +81,7 @@ def test_damage_and_traversal_in_shards_are_listed(
     report = build(pixel_vse, shards, tmp_path / "index")
     assert report.added == 4  # the cut one begins with a good image
     reasons = json.dumps(report.unreadable)
-    assert "point out of the shard" in reasons
+    assert "out of the shard" in reasons
     assert "cut short" in reasons
     assert "not an image" in reasons
     assert not (tmp_path / "out.png").exists()

@@ -91,7 +91,7 @@ def test_a_corpus_of_features_only_is_searched_without_images(
         assert len(hits) == 3
         assert searcher.similar(hits[0].item.id, kind="text", k=2)
         assert not searcher.describe()["can_search_by_picture"]
-        with pytest.raises(SearchError, match="cannot be shown new images"):
+        with pytest.raises(SearchError, match=r"cannot .*new images"):
             searcher.search_image([])
 
 
@@ -102,5 +102,5 @@ def test_a_run_of_unknown_features_cannot_look_at_new_images(
     from quintet.training.stages import train_recipe
 
     train_recipe(Recipe.model_validate(tiny_recipe), tmp_path / "run", device="cpu")
-    with pytest.raises(SearchError, match="cannot be shown new images"):
+    with pytest.raises(SearchError, match=r"cannot .*new images"):
         build_index(tmp_path / "run", [pictures], tmp_path / "index", device="cpu")

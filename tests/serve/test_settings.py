@@ -46,5 +46,5 @@ def test_the_token_comes_from_a_file_or_else_from_the_environment(
     file.write_text("\n")
     with pytest.raises(QuintetError, match="is empty"):
         read_token(file)
-    with pytest.raises(QuintetError, match="could not read the token"):
+    with pytest.raises(QuintetError, match="read the token"):
         read_token(tmp_path / "absent")

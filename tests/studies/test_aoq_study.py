@@ -43,7 +43,7 @@ def keys(study: Study) -> list[str]:
 
 def test_options_are_those_of_its_file(two_rounds: Recipe) -> None:
     assert build_study("aoq", two_rounds, timing=True).extras[0].key == "timing"
-    with pytest.raises(RecipeError, match="takes no option 'tops'; did you mean 'top'"):
+    with pytest.raises(RecipeError, match=r"'tops'.*'top'"):
         build_study("aoq", two_rounds, tops=[200])
 
 
@@ -162,7 +162,7 @@ def test_what_comes_to_the_same_is_trained_once(two_rounds: Recipe) -> None:
 
 def test_recipes_that_make_no_study_are_refused(tiny_recipe: dict[str, Any], two_rounds: Recipe) -> None:
     third = two_rounds.stages[1].model_copy(update={"name": "third"})
-    with pytest.raises(RecipeError, match="2 stages with the quintuplet loss"):
+    with pytest.raises(RecipeError, match=r"2 stages .*quintuplet"):
         build_study("aoq", two_rounds.model_copy(update={"stages": (*two_rounds.stages, third)}))
     tiny_recipe["stages"][0]["loss"] = {"caption": {}}
     with pytest.raises(RecipeError, match="no triplet loss"):

@@ -70,9 +70,9 @@ def test_figure_6_changes_one_number_at_a_time() -> None:
 
 
 def test_recipes_without_relations_are_refused() -> None:
-    with pytest.raises(RecipeError, match="needs a recipe of matcher 'hrem'; 'vse-scenes' is of matcher 'vse\\+\\+'"):
+    with pytest.raises(RecipeError, match=r"'hrem'.*'vse-scenes' .*'vse\+\+'"):
         build_study("hrem", load_recipe("vse-scenes"))
-    with pytest.raises(RecipeError, match="one stage with the relation loss"):
+    with pytest.raises(RecipeError, match=r"one stage .*relation"):
         build_study("hrem", load_recipe("hrem-fusion-scenes", ["stages.online.loss={triplet: {}}"]))
 
 
@@ -105,5 +105,5 @@ def test_it_trains_with_special_samples_and_loss_curves(tiny_hrem: Recipe, tmp_p
     assert "## Hard and infrequent samples (Table 4 of the paper)" in text
     assert "| infrequent |" in text
     folders = {HREM: tmp_path / "out" / "runs" / "without-relations-seed0"}
-    with pytest.raises(QuintetError, match="after the relations had started"):
+    with pytest.raises(QuintetError, match="the relations had started"):
         loss_curves(Trained(folders, {HREM: tiny_hrem}, {HREM: "HREM"}, "cpu"))

@@ -53,7 +53,7 @@ def test_options_one_by_one() -> None:
         "mmca",
         "without-cross",
     ]
-    with pytest.raises(RecipeError, match="needs a recipe of matcher 'mmca'"):
+    with pytest.raises(RecipeError, match="recipe of matcher 'mmca'"):
         build_study("mmca", load_recipe("scan-t2i-lse-f30k"))
 
 

@@ -59,7 +59,7 @@ def test_kmeans_of_equal_or_few_vectors() -> None:
     assert kmeans(np.ones((5, 2)), 3, seed=(0,)).shape == (5,)
     assert len(set(kmeans(np.eye(3), 3, seed=(0,)))) == 3
     assert kmeans(np.eye(3), 1, seed=(0,)).tolist() == [0, 0, 0]
-    with pytest.raises(ValueError, match="3 vectors cannot make 4 clusters"):
+    with pytest.raises(ValueError, match=r"3 vectors .*4 clusters"):
         kmeans(np.eye(3), 4, seed=(0,))
 
 

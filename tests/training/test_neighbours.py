@@ -116,7 +116,7 @@ def test_a_lost_cluster_file_is_told(tiny_recipe: dict[str, Any], tmp_path: Path
 def test_settings_that_make_no_sense_are_refused(
     tiny_recipe: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(RecipeError, match="a batch of 6 cannot be made of 4"):
+    with pytest.raises(RecipeError, match=r"6 .*made of 4"):
         parse_recipe(hrem_recipe(tiny_recipe, batches=NEIGHBOURS | {"per_cluster": 4}))
     recipe = hrem_recipe(tiny_recipe, loss={"triplet": {}})
     recipe["matcher"] = {"name": "scan", "embed_dim": 8, "word_dim": 6}

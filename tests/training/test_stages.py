@@ -88,7 +88,7 @@ def test_training_learns_and_the_run_tells_what_it_is(tiny_recipe: dict[str, Any
 def test_early_epochs_can_be_kept_from_selection(tiny_recipe: dict[str, Any], tmp_path: Path) -> None:
     tiny_recipe["stages"][0] |= {"epochs": 3, "select_after": 2, "optimizer": {"name": "sgd", "lr": 1e-12}}
     assert train_recipe(parse_recipe(tiny_recipe), tmp_path / "run", device="cpu")["online"]["epoch"] == 3
-    with pytest.raises(RecipeError, match="leaves none of 3 epochs"):
+    with pytest.raises(RecipeError, match="3 epochs"):
         parse_recipe(tiny_recipe, ["stages.0.select_after=3"])
 
 
@@ -182,7 +182,7 @@ def test_a_second_round_resumes_bit_for_bit(tiny_recipe: dict[str, Any], tmp_pat
 
 
 def test_negatives_of_a_later_stage_or_without_any_are_refused(tiny_recipe: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match="has not run by then"):
+    with pytest.raises(RecipeError, match="not run"):
         parse_recipe(with_offline_round(copy.deepcopy(tiny_recipe)), ["stages.offline.negatives.from=offline"])
     tiny_recipe["stages"][0]["loss"] = {"quintuplet": {}}
     with pytest.raises(RecipeError, match="negatives"):
@@ -335,7 +335,7 @@ def test_a_kill_after_the_last_file_of_a_stage_leaves_no_checkpoint(
 def test_training_on_what_is_measured_is_refused(tiny_recipe: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(CorpusError, match="disjoint"):
         train_recipe(parse_recipe(tiny_recipe, ["data.train=test"]), tmp_path / "run", device="cpu")
-    with pytest.raises(CorpusError, match="shares groups with the test split"):
+    with pytest.raises(CorpusError, match="the test split"):
         train_recipe(parse_recipe(tiny_recipe, ["data.validation=test"]), tmp_path / "run", device="cpu")
 
 
@@ -363,7 +363,7 @@ def test_images_without_features_are_left_out_of_training_and_told(
     assert display.notes == [f"2 of 12 training images have no features and are left out, first {min(ids[-2:])!r}"]
     write_json(store / "ids.json", ids[1:])  # the first one is a validation image
     np.save(store / "rows.npy", rows[1:])
-    with pytest.raises(CorpusError, match="no features for 1 of"):
+    with pytest.raises(CorpusError, match="1 of"):
         train_recipe(parse_recipe(tiny_recipe), tmp_path / "again", device="cpu")
 
 
@@ -468,7 +468,7 @@ def test_what_does_not_go_together_is_refused(tiny_recipe: dict[str, Any], tmp_p
         quintet.train(tiny_recipe)
     with pytest.raises(RecipeError, match="a recipe"):
         quintet.train(out=tmp_path / "run")
-    with pytest.raises(RecipeError, match=r"no recipe and no seed"):
+    with pytest.raises(RecipeError, match="recipe and no seed"):
         quintet.train(tiny_recipe, resume=tmp_path / "run", seed=1)
     with pytest.raises(RecipeError, match="vse-scenes"):
         quintet.train("vse-scene", out=tmp_path / "run")

@@ -43,13 +43,13 @@ def without_split() -> list[dict[str, Any]]:
 
 def test_no_split_field_is_explained(tmp_path: Path) -> None:
     source = make_source(tmp_path / "s", without_split(), "caption_all.json")
-    with pytest.raises(CorpusError, match=r"image 0 lacks the field 'split' \(caption_all.json has none.*file_order"):
+    with pytest.raises(CorpusError, match=r"image 0 .*'split'.*file_order"):
         import_corpus("cuhk", source, tmp_path / "out")
 
 
 def test_file_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = make_source(tmp_path / "s", without_split(), "caption_all.json")
-    with pytest.raises(CorpusError, match="4 images, but file_order splits a file of exactly 40,206"):
+    with pytest.raises(CorpusError, match=r"4 images.*40,206"):
         import_corpus("cuhk", source, tmp_path / "out", file_order="true")
     monkeypatch.setattr(cuhk, "FILE_ORDER", {"train": 2, "dev": 1, "test": 1})
     corpus = import_corpus("cuhk", source, tmp_path / "out", file_order="true")
@@ -58,7 +58,7 @@ def test_file_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_person_in_two_splits(tmp_path: Path) -> None:
     rows = [*ROWS, {"split": "test", "file_path": "cam/5.png", "captions": ["Him."], "id": 1}]
-    with pytest.raises(CorpusError, match="group '1' is in both split 'train' and split 'test'"):
+    with pytest.raises(CorpusError, match=r"'1' is .*'train'.*'test'"):
         import_corpus("cuhk", make_source(tmp_path / "s", rows), tmp_path / "out")
 
 
@@ -82,12 +82,12 @@ def test_a_person_without_captions_is_left_out_with_a_note(tmp_path: Path) -> No
 @pytest.mark.parametrize("captions", ["A man.", [1], None])
 def test_captions_of_another_kind(tmp_path: Path, captions: Any) -> None:
     source = make_source(tmp_path / "s", [ROWS[0] | {"captions": captions}])
-    with pytest.raises(CorpusError, match="must be a list of texts"):
+    with pytest.raises(CorpusError, match="list of texts"):
         import_corpus("cuhk", source, tmp_path / "out")
 
 
 def test_another_json_file(tmp_path: Path) -> None:
     source = make_source(tmp_path / "s", [])
     (source / "reid_raw.json").write_text("{}")
-    with pytest.raises(CorpusError, match="expected a list of images"):
+    with pytest.raises(CorpusError, match="list of images"):
         import_corpus("cuhk", source, tmp_path / "out")

@@ -56,17 +56,17 @@ def test_text_ids_keep_the_numbers_of_the_file(tmp_path: Path) -> None:
 def test_a_missing_image_is_a_note_or_an_error(tmp_path: Path) -> None:
     source = make_source(tmp_path / "s")
     (source / "images" / "3.jpg").unlink()
-    with pytest.raises(CorpusError, match=r"images that do not exist: .*3\.jpg"):
+    with pytest.raises(CorpusError, match=r"not exist: .*3\.jpg"):
         import_corpus("flickr", source, tmp_path / "out", strict=True)
     corpus = import_corpus("flickr", source, tmp_path / "out")
     assert "test" not in corpus.splits
-    assert any("images that do not exist" in note for note in corpus.notes)
-    assert "split 'test' came out empty and was left out" in corpus.notes
+    assert any("not exist" in note for note in corpus.notes)
+    assert any("'test' came out empty" in note for note in corpus.notes)
 
 
 def test_captions_that_are_not_utf8_are_named_by_line(tmp_path: Path) -> None:
     source = make_source(tmp_path / "s", b"1.jpg#0\tA dog .\n2.jpg#0\tcaf\xe9 .\n")
-    with pytest.raises(CorpusError, match=r"Flickr8k\.token\.txt, line 2: not UTF-8"):
+    with pytest.raises(CorpusError, match=r"Flickr8k\.token\.txt, line 2"):
         import_corpus("flickr", source, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -79,14 +79,14 @@ def test_a_line_without_a_number(tmp_path: Path) -> None:
 
 def test_an_id_that_occurs_twice(tmp_path: Path) -> None:
     source = make_source(tmp_path / "s", "1.jpg#0\tA dog .\n1.jpg#0\tA cat .\n")
-    with pytest.raises(CorpusError, match=r"line 2: the id '1.jpg#0' occurs a second time"):
+    with pytest.raises(CorpusError, match=r"line 2: .*'1.jpg#0'"):
         import_corpus("flickr", source, tmp_path / "out")
 
 
 def test_a_image_in_two_splits(tmp_path: Path) -> None:
     source = make_source(tmp_path / "s")
     (source / "Flickr_8k.testImages.txt").write_text("1.jpg\n")
-    with pytest.raises(CorpusError, match=r"'1\.jpg' is listed twice, in split 'train' and in split 'test'"):
+    with pytest.raises(CorpusError, match=r"'1\.jpg' .*'train' .*'test'"):
         import_corpus("flickr", source, tmp_path / "out")
 
 
@@ -94,16 +94,16 @@ def test_a_listed_image_without_captions_is_noted(tmp_path: Path) -> None:
     source = make_source(tmp_path / "s")
     (source / "Flickr_8k.testImages.txt").write_text("3.jpg\n9.jpg\n")
     notes = import_corpus("flickr", source, tmp_path / "out").notes
-    assert "skipped 1 images of split 'test' without a caption in the token file, first 9.jpg" in notes
+    assert any("skipped 1 images of split 'test'" in note and "9.jpg" in note for note in notes)
 
 
 def test_unusual_names_are_given_as_options(tmp_path: Path) -> None:
     source = make_source(tmp_path / "s")
     (source / "images").rename(source / "photos")
     (source / "Flickr8k.token.txt").rename(source / "words")
-    with pytest.raises(CorpusError, match=r"no token file .* option tokens=PATH"):
+    with pytest.raises(CorpusError, match=r"token file .*tokens=PATH"):
         import_corpus("flickr", source, tmp_path / "out")
-    with pytest.raises(CorpusError, match=r"no folder of images .* option images=PATH"):
+    with pytest.raises(CorpusError, match=r"images .*images=PATH"):
         import_corpus("flickr", source, tmp_path / "out", tokens="words")
     corpus = import_corpus("flickr", source, tmp_path / "out", tokens="words", images=str(source / "photos"))
     assert len(corpus.images) == 3

@@ -63,7 +63,7 @@ def test_parquet(tmp_path: Path) -> None:
     corpus = import_corpus("folder", source, tmp_path / "out")
     assert captions_of(corpus) == {"a.png": ["One.", "Größe."], "b.png": ["Two."]}
     (source / "t.parquet").write_bytes(b"PAR1 nonsense")
-    with pytest.raises(CorpusError, match="cannot be read as Parquet"):
+    with pytest.raises(CorpusError, match="Parquet"):
         import_corpus("folder", source, tmp_path / "out2")
 
 
@@ -81,13 +81,13 @@ def test_sidecar_files(tmp_path: Path) -> None:
     (source / "deep" / "b.JPG.txt").write_text("Drei Äpfel", encoding="utf-8")
     corpus = import_corpus("folder", source, tmp_path / "out")
     assert captions_of(corpus) == {"a.png": ["One.", "Two."], "deep/b.JPG": ["Drei Äpfel"]}
-    assert "skipped 1 images without a caption, first c.png" in corpus.notes
+    assert any("skipped 1 images" in note and "c.png" in note for note in corpus.notes)
 
 
 def test_sidecar_that_is_not_utf8(tmp_path: Path) -> None:
     source = make_images(tmp_path / "s", "a.png")
     (source / "a.txt").write_bytes(b"fine\ncaf\xe9\n")
-    with pytest.raises(CorpusError, match=r"a\.txt, line 2: not UTF-8"):
+    with pytest.raises(CorpusError, match=r"a\.txt, line 2: .*UTF-8"):
         import_corpus("folder", source, tmp_path / "out")
 
 
@@ -102,18 +102,16 @@ def test_sidecar_that_is_not_utf8(tmp_path: Path) -> None:
 def test_tables_that_are_not_utf8(tmp_path: Path, name: str, data: bytes, line: int) -> None:
     source = make_images(tmp_path / "s", "a.png")
     (source / name).write_bytes(data)
-    with pytest.raises(CorpusError, match=f"{name}, line {line}: not .*UTF-8"):
+    with pytest.raises(CorpusError, match=f"{name}, line {line}: .*UTF-8"):
         import_corpus("folder", source, tmp_path / "out")
 
 
 def test_columns_by_option_and_by_typo(tmp_path: Path) -> None:
     source = make_images(tmp_path / "s", "a.png")
     (source / "t.csv").write_text("bild,eins,zwei\na.png,One.,Two.\n")
-    with pytest.raises(
-        CorpusError, match="no image column among bild, eins, zwei; name it with the option image=COLUMN"
-    ):
+    with pytest.raises(CorpusError, match=r"bild, eins, zwei.*image=COLUMN"):
         import_corpus("folder", source, tmp_path / "out")
-    with pytest.raises(CorpusError, match="no column 'einz'; did you mean 'eins'"):
+    with pytest.raises(CorpusError, match=r"'einz'.*'eins'"):
         import_corpus("folder", source, tmp_path / "out", image="bild", caption="einz")
     corpus = import_corpus("folder", source, tmp_path / "out", image="bild", caption="eins,zwei")
     assert captions_of(corpus) == {"a.png": ["One.", "Two."]}
@@ -130,7 +128,7 @@ def test_a_delimiter_of_its_own(tmp_path: Path) -> None:
 def test_a_row_with_another_number_of_columns(tmp_path: Path, row: str) -> None:
     source = make_images(tmp_path / "s", "a.png")
     (source / "t.csv").write_text(f"image,caption\na.png,Fine.\n{row}\n")
-    with pytest.raises(CorpusError, match="line 3: 2 columns in the header"):
+    with pytest.raises(CorpusError, match="line 3: 2 columns"):
         import_corpus("folder", source, tmp_path / "out")
 
 
@@ -149,8 +147,8 @@ def test_missing_images_and_empty_captions_are_noted_or_refused(tmp_path: Path) 
     corpus = import_corpus("folder", source, tmp_path / "out")
     assert captions_of(corpus) == {"a.png": ["Fine."]}
     assert any(note.startswith("skipped 1 images that do not exist") for note in corpus.notes)
-    assert "skipped 1 empty captions, first a.png#1" in corpus.notes
-    with pytest.raises(CorpusError, match="images that do not exist"):
+    assert any("1 empty captions" in note and "a.png#1" in note for note in corpus.notes)
+    with pytest.raises(CorpusError, match="do not exist"):
         import_corpus("folder", source, tmp_path / "strict", strict="yes")
 
 
@@ -163,7 +161,7 @@ def test_nothing_to_import(tmp_path: Path) -> None:
 def test_a_image_in_two_splits(tmp_path: Path) -> None:
     source = make_images(tmp_path / "s", "a.png")
     (source / "t.csv").write_text("image,caption,split\na.png,One.,train\na.png,Two.,test\n")
-    with pytest.raises(CorpusError, match=r"row 3: image 'a.png' was in another split"):
+    with pytest.raises(CorpusError, match=r"row 3: .*'a.png'"):
         import_corpus("folder", source, tmp_path / "out")
 
 

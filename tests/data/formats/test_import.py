@@ -36,13 +36,13 @@ def test_every_format_describes_its_options(name: str) -> None:
 
 
 def test_a_typo_in_the_format_or_an_option_is_answered(source: Path, tmp_path: Path) -> None:
-    with pytest.raises(CorpusError, match="unknown corpus format 'fodler'; did you mean 'folder'"):
+    with pytest.raises(CorpusError, match=r"'fodler'.*'folder'"):
         import_corpus("fodler", source, tmp_path / "out")
-    with pytest.raises(CorpusError, match="format 'folder' has no option 'fraction'; did you mean 'fractions'"):
+    with pytest.raises(CorpusError, match=r"'folder' .*'fraction'.*'fractions'"):
         import_corpus("folder", source, tmp_path / "out", fraction="1,0,0")
     with pytest.raises(CorpusError, match="option seed=one: expected int"):
         import_corpus("folder", source, tmp_path / "out", seed="one")
-    with pytest.raises(CorpusError, match="option strict=maybe: expected true or false"):
+    with pytest.raises(CorpusError, match="strict=maybe"):
         import_corpus("folder", source, tmp_path / "out", strict="maybe")
     assert not (tmp_path / "out").exists()
 
@@ -56,7 +56,7 @@ def test_the_earlier_name_of_an_option_is_understood() -> None:
 
 
 def test_a_source_that_does_not_exist(tmp_path: Path) -> None:
-    with pytest.raises(CorpusError, match="does not exist; SOURCE holds"):
+    with pytest.raises(CorpusError, match="SOURCE holds"):
         import_corpus("folder", tmp_path / "nowhere", tmp_path / "out")
 
 

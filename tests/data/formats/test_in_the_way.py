@@ -48,7 +48,7 @@ def test_an_overwriting_copy_replaces_its_own_images_only(tmp_path: Path) -> Non
     assert (out / "pictures" / "a.png").read_bytes() == (source / "a.png").read_bytes()
     Image.new("RGB", (8, 8), "blue").save(source / "b.png")
     before = (out / "pictures" / "b.png").read_bytes()
-    with pytest.raises(CorpusError, match=r"b\.png is in the way"):
+    with pytest.raises(CorpusError, match=r"b\.png .*the way"):
         import_corpus("folder", source, out, copy=True, overwrite=True)
     assert (out / "pictures" / "b.png").read_bytes() == before
 
@@ -86,10 +86,10 @@ def test_tables_of_someone_else_are_never_replaced(tmp_path: Path, name: str, ov
     (source / "a.txt").write_text("a red square")
     (out / name).write_text('{"id": "mine"}')
     before = {path.name: path.read_bytes() for path in out.iterdir()}
-    with pytest.raises(CorpusError, match=f"{name} is in the way"):
+    with pytest.raises(CorpusError, match=f"{name} .*the way"):
         import_corpus("folder", source, out, overwrite=overwrite)
     corpus = Corpus("mine", [Row("a", "a")], [Text("a#0", "a", "A.")], {"test": ["a"]})
-    with pytest.raises(CorpusError, match=f"{name} is in the way"):
+    with pytest.raises(CorpusError, match=f"{name} .*the way"):
         corpus.save(out)
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
 
@@ -97,7 +97,7 @@ def test_tables_of_someone_else_are_never_replaced(tmp_path: Path, name: str, ov
 def test_scenes_replace_no_corpus_of_another_program(tmp_path: Path) -> None:
     (tmp_path / "corpus.json").write_text('{"texts": 3}')
     for make in (make_scenes, lambda out, **options: import_corpus("scenes", "-", out, **options)):
-        with pytest.raises(CorpusError, match=r"not an empty folder|in the way"):
+        with pytest.raises(CorpusError, match=r"empty folder|in the way"):
             make(tmp_path, train=1, dev=0, test=0, size=32, overwrite=True)
     assert (tmp_path / "corpus.json").read_text() == '{"texts": 3}'
 
@@ -107,7 +107,7 @@ def test_imported_features_do_not_replace_other_arrays(tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     np.save(folder / "rows.npy", np.arange(3))
     before = (folder / "rows.npy").read_bytes()
-    with pytest.raises(CorpusError, match=r"rows\.npy is in the way"):
+    with pytest.raises(CorpusError, match=r"rows\.npy .*the way"):
         begin_features(folder, ["train_boxes.npy"])
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == {"rows.npy": before}
 

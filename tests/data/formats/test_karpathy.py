@@ -101,11 +101,11 @@ def test_a_row_that_lacks_a_field_is_named(tmp_path: Path) -> None:
 def test_another_json_file(tmp_path: Path, content: str) -> None:
     source = make_source(tmp_path / "s", [row(0, "train", ["A"])])
     (source / "dataset_flickr30k.json").write_text(content)
-    with pytest.raises(CorpusError, match="expected an object with a list `images`"):
+    with pytest.raises(CorpusError, match="list `images`"):
         import_corpus("karpathy", source, tmp_path / "out")
 
 
 def test_duplicate_ids(tmp_path: Path) -> None:
     source = make_source(tmp_path / "s", [row(0, "train", ["A"]), row(0, "train", ["B"])])
-    with pytest.raises(CorpusError, match=r"image ids occur more than once, first '0.jpg'"):
+    with pytest.raises(CorpusError, match=r"ids .*once.*'0.jpg'"):
         import_corpus("karpathy", source, tmp_path / "out")

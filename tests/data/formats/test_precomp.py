@@ -70,7 +70,7 @@ def test_one_caption_an_image_is_not_mistaken_for_repetition(tmp_path: Path) -> 
     write_split(tmp_path / "s", "train", 10, per_image=1)
     corpus = import_corpus("precomp", tmp_path / "s", tmp_path / "out")
     assert len(corpus.images) == len(corpus.texts) == 10
-    assert "every image has one caption" in corpus.notes[0]
+    assert "one caption" in corpus.notes[0]
 
 
 def test_a_mixture_of_repeated_and_single_rows_is_an_error(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_a_mixture_of_repeated_and_single_rows_is_an_error(tmp_path: Path) -> No
     array = np.load(tmp_path / "s" / "train_ims.npy")
     array[7] += 1
     np.save(tmp_path / "s" / "train_ims.npy", array)
-    with pytest.raises(CorpusError, match="only some runs of 5 rows show one image"):
+    with pytest.raises(CorpusError, match="runs of 5 rows"):
         import_corpus("precomp", tmp_path / "s", tmp_path / "out")
 
 
@@ -86,21 +86,21 @@ def test_a_mixture_of_repeated_and_single_rows_is_an_error(tmp_path: Path) -> No
 def test_a_caption_file_whose_count_does_not_fit(tmp_path: Path, count: int) -> None:
     write_split(tmp_path / "s", "train", 4)
     (tmp_path / "s" / "train_caps.txt").write_text("A caption.\n" * count)
-    with pytest.raises(CorpusError, match=f"has {count} captions for 4 rows"):
+    with pytest.raises(CorpusError, match=f"{count} captions .*4 rows"):
         import_corpus("precomp", tmp_path / "s", tmp_path / "out")
 
 
 def test_an_id_file_whose_count_does_not_fit(tmp_path: Path) -> None:
     write_split(tmp_path / "s", "train", 4)
     (tmp_path / "s" / "train_ids.txt").write_text("1\n2\n3\n")
-    with pytest.raises(CorpusError, match=r"train_ids\.txt has 3 ids for 4 images"):
+    with pytest.raises(CorpusError, match=r"train_ids\.txt .*3 .*4 images"):
         import_corpus("precomp", tmp_path / "s", tmp_path / "out")
 
 
 def test_ids_that_occur_twice(tmp_path: Path) -> None:
     write_split(tmp_path / "s", "train", 4)
     (tmp_path / "s" / "train_ids.txt").write_text("1\n2\n3\n1\n")
-    with pytest.raises(CorpusError, match="names an image twice; use the option ids=positions"):
+    with pytest.raises(CorpusError, match=r"twice.*ids=positions"):
         import_corpus("precomp", tmp_path / "s", tmp_path / "out")
     assert len(import_corpus("precomp", tmp_path / "s", tmp_path / "out", ids="positions").images) == 4
 
@@ -110,7 +110,7 @@ def test_one_id_for_different_images_of_two_splits(tmp_path: Path) -> None:
     write_split(tmp_path / "s", "test", 2, first=5)
     for split in ("train", "test"):
         (tmp_path / "s" / f"{split}_ids.txt").write_text("1\n2\n")
-    with pytest.raises(CorpusError, match="'1' is in 'train' and in 'test' with other captions"):
+    with pytest.raises(CorpusError, match=r"'1' .*'train' .*'test' .*captions"):
         import_corpus("precomp", tmp_path / "s", tmp_path / "out")
 
 
@@ -154,7 +154,7 @@ def test_only_newlines_end_a_caption(tmp_path: Path) -> None:
 def test_captions_that_are_not_utf8(tmp_path: Path) -> None:
     write_split(tmp_path / "s", "train", 1, per_image=3)
     (tmp_path / "s" / "train_caps.txt").write_bytes(b"a dog\na caf\xe9\na cat\n")
-    with pytest.raises(CorpusError, match=r"train_caps\.txt, line 2: not UTF-8"):
+    with pytest.raises(CorpusError, match=r"train_caps\.txt, line 2"):
         import_corpus("precomp", tmp_path / "s", tmp_path / "out")
 
 
@@ -191,7 +191,7 @@ def test_sizes_in_the_wrong_order_are_noticed(tmp_path: Path) -> None:
     sizes = np.array([[640, 48]] * 4)
     write_boxes(tmp_path / "s", 4, sizes)
     np.save(tmp_path / "s" / "train_img_sizes.npy", sizes[:, ::-1])
-    with pytest.raises(CorpusError, match=r"reach beyond the image.*size_order=hw"):
+    with pytest.raises(CorpusError, match=r"beyond the image.*size_order=hw"):
         import_corpus("precomp", tmp_path / "s", tmp_path / "out")
 
 
@@ -199,7 +199,7 @@ def test_boxes_without_sizes(tmp_path: Path) -> None:
     write_split(tmp_path / "s", "train", 4)
     write_boxes(tmp_path / "s", 4, np.array([[640, 480]] * 4))
     corpus = import_corpus("precomp", tmp_path / "s", tmp_path / "out")
-    assert "box files in pixels without the images' sizes" in corpus.notes[0]
+    assert "box files in pixels" in corpus.notes[0]
     write_boxes(tmp_path / "s", 4, None)  # in 0..1 already: used in place
     import_corpus("precomp", tmp_path / "s", tmp_path / "out2")
     part = FeatureStore(tmp_path / "out2" / "features" / "regions").manifest["parts"][0]
@@ -242,5 +242,5 @@ def test_a_split_with_a_part_missing_is_noted(tmp_path: Path) -> None:
 
 def test_a_folder_of_something_else(tmp_path: Path) -> None:
     (tmp_path / "s").mkdir()
-    with pytest.raises(CorpusError, match=r"no pair of S_caps.txt and S_ims.npy"):
+    with pytest.raises(CorpusError, match=r"S_caps.txt .*S_ims.npy"):
         import_corpus("precomp", tmp_path / "s", tmp_path / "out")

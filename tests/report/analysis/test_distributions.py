@@ -100,7 +100,7 @@ def test_a_matcher_is_scored_as_it_scores() -> None:
 def test_mistakes_are_explained() -> None:
     with pytest.raises(QuintetError, match="NaN"):
         count([[float("nan"), 0.1]], [0], [0, 1])
-    with pytest.raises(QuintetError, match="one positive and one negative"):
+    with pytest.raises(QuintetError, match="positive and one negative"):
         count([[0.5]], [0], [0])
 
 

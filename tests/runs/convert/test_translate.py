@@ -152,7 +152,7 @@ def test_vocabulary_and_run(tmp_path: Path) -> None:
     assert head["origin"]["options"] == {"margin": 0.2}
     saved["word2idx"]["more"], saved["idx2word"]["9"] = 9, "more"
     (tmp_path / "vocab.json").write_text(json.dumps(saved | {"idx": 10}))
-    with pytest.raises(ConversionError, match=r"has 10 words, but .* was trained with 9"):
+    with pytest.raises(ConversionError, match=r"10 words.* with 9"):
         convert("vsepp", tmp_path / "best.pth.tar", tmp_path / "other", tmp_path / "vocab.json")
     assert not (tmp_path / "other").exists()
 
@@ -207,11 +207,11 @@ def test_missing_misshapen_and_foreign_tensors_are_listed(tmp_path: Path) -> Non
 
     with pytest.raises(ConversionError, match=r"Tensors missing: fc\.bias$"):
         attempt({"fc.weight": image["fc.weight"]}, text)
-    with pytest.raises(ConversionError, match=r"of another shape: fc\.bias \(7,\) instead of \(6,\)$"):
+    with pytest.raises(ConversionError, match=r"shape: fc\.bias .*7.*6,\)$"):
         attempt(image | {"fc.bias": torch.zeros(7)}, text)
     with pytest.raises(ConversionError, match=r"image network.*unexpected: cnn\.0\.weight"):
         attempt(image | {"cnn.0.weight": torch.zeros(7)}, text)
-    with pytest.raises(ConversionError, match=r"no matrix 'embed\.weight' in the second state dict"):
+    with pytest.raises(ConversionError, match=r"'embed\.weight' .*second"):
         attempt(image, {"rnn.weight_ih_l0": torch.zeros(7)})
     with pytest.raises(ConversionError, match="use_abs=True"):
         attempt(image, text, use_abs=True)

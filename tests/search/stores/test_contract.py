@@ -235,7 +235,7 @@ def test_wrong_vectors_are_refused_and_change_nothing(store: Store) -> None:
             store.search(bad, 1)
     with pytest.raises(StoreError, match="do not belong together"):
         store.add(["a"], lattice(2), [{}])
-    with pytest.raises(SearchError, match="k must be 1 or more"):
+    with pytest.raises(SearchError, match="k must be 1"):
         store.search(lattice(1), 0)
     assert store.ids() == ["p0000", "p0001", "p0002"]
 
@@ -285,7 +285,7 @@ def test_a_store_that_is_not_there_is_only_made_when_asked(address: str) -> None
     with pytest.raises(StoreError, match="say how many numbers"):
         open_store(address, create=True)
     open_store(address, 4, create=True).close()
-    with pytest.raises(StoreError, match="of 4 numbers, not of 5"):
+    with pytest.raises(StoreError, match=r"4 numbers, .*5"):
         open_store(address, 5, create=True)
 
 

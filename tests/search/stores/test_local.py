@@ -101,7 +101,7 @@ def test_two_writers_are_one_too_many(address: str) -> None:
     one, other = made(address), open_store(address)
     assert len(other) == 20  # reading is free
     for change in (lambda: other.add(["x"], vectors(1), [{}]), lambda: other.delete(["p001"])):
-        with pytest.raises(StoreError, match=rf"being written by another process \(number {os.getpid()}\)"):
+        with pytest.raises(StoreError, match=rf"another process .*{os.getpid()}"):
             change()
     one.add(["mine"], vectors(1), [{}])
     one.close()
@@ -166,7 +166,7 @@ def test_a_full_disk_while_adding_changes_nothing(address: str) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20 * DIM * 4 + 6, hard))  # one number and a half
     try:
-        with pytest.raises(StoreError, match=r"could not write .*vectors: .*; what was committed is unchanged"):
+        with pytest.raises(StoreError, match=r"could not write .*vectors"):
             store.add(["a"], vectors(1), [{}])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -51,9 +51,7 @@ def test_an_error_that_passes_is_not_seen(clock: Clock) -> None:
 
 def test_attempts_are_limited(clock: Clock) -> None:
     line = Line(clock, 99)
-    with pytest.raises(
-        StoreUnavailable, match=r"the store at x did not answer \(5 attempts .*: refused; is the server"
-    ):
+    with pytest.raises(StoreUnavailable, match=r"at x .*5 attempts"):
         RetryPolicy("x", timeout=60).call(line, (ConnectionError,))
     assert len(line.calls) == ATTEMPTS
 
@@ -68,7 +66,7 @@ def test_time_is_limited(clock: Clock) -> None:
 
 def test_an_error_that_will_not_pass_is_told_at_once(clock: Clock) -> None:
     line = Line(clock, 99)
-    with pytest.raises(StoreError, match="the store at x refused: refused") as caught:
+    with pytest.raises(StoreError, match="x refused: refused") as caught:
         RetryPolicy("x").call(line, (ConnectionError,), may_pass=lambda error: False)
     assert not isinstance(caught.value, StoreUnavailable)
     assert len(line.calls) == 1
