@@ -201,9 +201,13 @@ def module_of(part: Matcher | Objective | TextEncoder) -> nn.Module:
 
 
 @contextmanager
-def evaluation_mode(matcher: Matcher) -> Iterator[None]:
-    """Evaluation mode, then every module back in the mode it was in (parts kept frozen stay frozen)."""
-    modes = [(module, module.training) for module in matcher.modules()] if isinstance(matcher, nn.Module) else []
+def evaluation_mode(matcher: Matcher, kinds: tuple[type[nn.Module], ...] = (nn.Module,)) -> Iterator[None]:
+    """Evaluation mode, then every module back in the mode it was in (parts kept frozen stay frozen).
+
+    `kinds`: only modules of these classes.
+    """
+    modules = matcher.modules() if isinstance(matcher, nn.Module) else ()
+    modes = [(module, module.training) for module in modules if isinstance(module, kinds)]
     for module, _ in modes:
         module.training = False
     try:

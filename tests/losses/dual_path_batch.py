@@ -26,11 +26,10 @@ POOL = [[4, 4], [5], [6, 7, 8], [9, 9], [2, 3, 4]]
 POOL_GROUPS = torch.tensor([0, 2, 6, 1, 7])
 
 
-def matcher() -> DualPath:
+def matcher(**options: Any) -> DualPath:
     torch.manual_seed(0)
-    made = build_dual_path(
-        vocabulary_size=12, image_dim=4, embed_dim=DIM, word_dim=5, length=8, text_layout="small", text_width=4
-    )
+    sizes: dict[str, Any] = {"vocabulary_size": 12, "image_dim": 4, "embed_dim": DIM, "word_dim": 5, "length": 8}
+    made = build_dual_path(**sizes, text_layout="small", text_width=4, **options)
     return made.double().train()
 
 

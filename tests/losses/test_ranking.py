@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from tests.losses.dual_path_batch import (
     GROUPS,
     POOL_GROUPS,
@@ -15,11 +16,15 @@ from tests.losses.dual_path_batch import (
     batch,
     matcher,
 )
+from torch import Tensor
 
 from quintet import distributed
+from quintet.codes import Codes
+from quintet.data.batches import TextBatch
 from quintet.errors import RecipeError
 from quintet.losses.ranking import RankingObjective, random_columns
 from quintet.losses.step import Progress, Step
+from quintet.models.dual_path import DualPath, ReleasedHead
 from quintet.protocols import evaluation_mode
 
 
@@ -75,26 +80,53 @@ def test_a_batch_of_one_group_costs_nothing() -> None:
     assert not any(term.values.any() for term in RankingObjective()(step).values())
 
 
-def test_the_hardest_text_of_the_pool() -> None:
-    """Found in evaluation mode, learned from in training mode; texts of the image's own group are left out."""
-    model, module = matcher(), RankingObjective(margin=1.0, negatives="hardest")
+def plain_pool(model: DualPath, texts: TextBatch) -> Tensor:
+    """The pool's features text by text: its words from the random shift on, BatchNorms with running statistics."""
+    found = []
+    norms = [part for part in model.modules() if isinstance(part, torch.nn.BatchNorm1d)]
+    for row, length in enumerate(texts.lengths.tolist()):
+        assert texts.position_noise is not None
+        start = int(texts.position_noise[row] * (8 - length + 1))
+        words = torch.zeros(1, 8, dtype=torch.long)
+        words[0, start : start + length] = texts.tokens[row, :length]
+        for norm in norms:
+            norm.eval()
+        head, features = model.text_encoder.head, model.text_encoder.cnn(words)
+        if isinstance(head, ReleasedHead):
+            (linear,), (norm,) = head.linear, head.norm
+            found.append(F.relu(norm(linear(features))))
+        else:
+            found.append(head(features))
+    for norm in norms:
+        norm.train()
+    return torch.cat(found).detach()
+
+
+RELEASED = {"head": "released", "test_positions": "all"}
+
+
+@pytest.mark.parametrize("options", [{}, RELEASED])
+def test_the_hardest_text_of_the_pool(options: dict[str, Any]) -> None:
+    """Found at the shifts of training, with running statistics; texts of the image's own group are left out."""
+    model, module = matcher(**options), RankingObjective(margin=1.0, negatives="hardest")
     pairs = batch()
     assert pairs.pool is not None
     assert module.pool_size == 256
     terms = terms_of(module, model)
-    twin = matcher()
+    twin = matcher(**options)
     images = twin.encode_images(pairs.images)
     positive = twin.score_pairs(images, twin.encode_texts(pairs.texts))
-    with evaluation_mode(twin):
-        scores = twin.score(images, twin.encode_texts(pairs.pool.texts))
+    scores = twin.score(images, Codes(embedding=plain_pool(twin, pairs.pool.texts)))
     hardest = [
         max((p for p in range(len(POOL_GROUPS)) if POOL_GROUPS[p] != group), key=lambda p, i=i: scores[i, p].item())
         for i, group in enumerate(GROUPS)
     ]
     assert len(set(hardest)) > 1
+    with evaluation_mode(twin):  # what the authors do not compare
+        assert not torch.allclose(scores, twin.score(images, twin.encode_texts(pairs.pool.texts)))
     wrong = twin.score_pairs(images, twin.encode_texts(pairs.pool.texts.take(torch.tensor(hardest))))
     torch.testing.assert_close(terms["text"].values, (1.0 - (positive - wrong)).clamp(min=0))
-    torch.testing.assert_close(terms["image"].values, terms_of(RankingObjective())["image"].values)
+    torch.testing.assert_close(terms["image"].values, terms_of(RankingObjective(), matcher(**options))["image"].values)
     assert model.training
     sum(term.values.sum() for term in terms.values()).backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())

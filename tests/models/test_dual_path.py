@@ -423,3 +423,4 @@ def test_the_released_head_is_measured_before_its_last_relu() -> None:
     hidden = head.norm[0](head.linear[0](x)).relu()
     torch.testing.assert_close(measured, head.norm[1](head.linear[1](hidden)))
     assert len(ReleasedHead(5, 3).linear) == 1, "the released text branch has one fc"
+    assert [norm.eps for norm in head.norm] == [1e-3, 1e-3]

@@ -14,8 +14,11 @@ from quintet import distributed
 from quintet.codes import Codes
 from quintet.data.batches import TextPool
 from quintet.errors import RecipeError
+from quintet.layers.normalize import BATCH_NORMS
 from quintet.losses.step import Progress, Step, Term, at_least_float32
 from quintet.protocols import evaluation_mode
+
+STATISTICS = (*BATCH_NORMS, *(nn.Dropout, nn.Dropout1d, nn.Dropout2d))  # what evaluation mode changes in mining
 
 
 def random_columns(allowed: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -40,8 +43,9 @@ class RankingObjective(nn.Module):
     anchor costs nothing if the batch has no other group.
 
     `negatives`: "random" draws a pair of another group from the batch for each anchor and direction (the paper).
-    "hardest" takes the text that scores highest among `pool` random training texts, which are encoded in evaluation
-    mode; the chosen text is then encoded with gradients. Images stay random (the released code).
+    "hardest" takes the text that scores highest among `pool` random training texts; the chosen text is then encoded
+    with gradients. Images stay random. As in the released code, the pool is compared by the features of training (the
+    same random shift of each text, after the last ReLU), with BatchNorm's running statistics and without dropout.
 
     Several processes draw the same noise: the result is that of one process.
     """
@@ -95,8 +99,8 @@ class RankingObjective(nn.Module):
         return hinge(right, wrong, self.margin) * allowed.any(dim=1)
 
     def _measured(self, step: Step, pool: TextPool) -> Codes:
-        """The pool's codes, in evaluation mode; each process encodes its share."""
+        """The pool's codes as in training, with running statistics; each process encodes its share."""
         total = len(pool.groups)
-        with torch.no_grad(), evaluation_mode(step.matcher):
+        with torch.no_grad(), evaluation_mode(step.matcher, STATISTICS):
             codes = step.matcher.encode_texts(pool.texts.take(distributed.share(total)))
             return distributed.gather_codes(codes, total)

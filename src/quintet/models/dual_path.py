@@ -22,6 +22,8 @@ from quintet.errors import RecipeError, suggest
 from quintet.layers.normalize import l2norm, widen
 from quintet.scores.embedding import dot_score_pairs, dot_scores
 
+EPS = 1e-3  # the released BatchNorms'; the paper names none
+
 
 def two_layer_head(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
     """fc, BatchNorm, ReLU, fc, as in the paper. The first fc has no bias: its BatchNorm would subtract it."""
@@ -36,7 +38,7 @@ class ReleasedHead(nn.Module):
     def __init__(self, inputs: int, *widths: int) -> None:
         super().__init__()
         self.linear = nn.ModuleList(_linear(a, b, bias=False) for a, b in pairwise((inputs, *widths)))
-        self.norm = nn.ModuleList(nn.BatchNorm1d(width) for width in widths)
+        self.norm = nn.ModuleList(nn.BatchNorm1d(width, EPS) for width in widths)
 
     def forward(self, x: Tensor) -> Tensor:
         """(n, inputs) -> (n, last width)."""
@@ -101,7 +103,6 @@ def every_shift(lengths: Tensor, positions: int) -> tuple[Tensor, Tensor]:
 
 TextLayout = Literal["resnet50", "resnet152", "released", "small"]
 LengthPooling = Literal["average", "max"]
-EPS = 1e-3  # the released BatchNorms'; the paper names none
 
 
 class Stage(NamedTuple):
