@@ -154,7 +154,8 @@ def test_a_bert_like_encoder_is_fine_tuned() -> None:
 
 def released_checkpoint(path: Path, flat: bool = False, **options: Any) -> tuple[Path, HREM]:
     """A file in the authors' layout from a matcher of ours: their names, and the tensors that only they have."""
-    matcher = with_bert(projection="mlp", top=2, padding="counted", heads=4, hidden=16)
+    beta = options.get("residual_weight", 0.8)
+    matcher = with_bert(projection="mlp", top=2, padding="counted", heads=4, hidden=16, beta=beta)
     with torch.no_grad():
         for parameter in matcher.parameters():
             parameter.copy_(torch.randn_like(parameter) * 0.3)
@@ -188,14 +189,15 @@ def released_checkpoint(path: Path, flat: bool = False, **options: Any) -> tuple
 
 @pytest.mark.parametrize("flat", [False, True])
 def test_released_checkpoints_are_converted(tmp_path: Path, flat: bool) -> None:
-    path, matcher = released_checkpoint(tmp_path / "best", flat, residual_weight=0.8, heads=4, bert_heads=2)
-    run = convert("hrem", path, tmp_path / "run")
+    path, matcher = released_checkpoint(tmp_path / "best", flat, residual_weight=0.7, nhead=4, dropout=0.3)
+    run = convert("hrem", path, tmp_path / "run", options={"bert_heads": 2})
     loaded = quintet.load(run)
+    assert loaded.model["arguments"]["dropout"] == 0.3
     with torch.no_grad():
         expected = matcher.score(matcher.encode_images(images()), matcher.encode_texts(TEXTS))
         found = loaded.score(loaded.encode_images(images()), loaded.encode_texts(TEXTS))
     torch.testing.assert_close(found, expected)
-    made = translate("hrem", read_checkpoint(path))
+    made = translate("hrem", read_checkpoint(path), {"bert_heads": 2})
     assert made.assumed == {}
     assert len(made.dropped) == 4
     assert any("relation graph" in what for what in made.dropped)
@@ -206,7 +208,10 @@ def test_what_a_released_checkpoint_does_not_say_is_told(tmp_path: Path) -> None
     made = translate("hrem", read_checkpoint(path), {"residual_weight": 0.5})
     assert made.arguments["beta"] == 0.5
     assert made.arguments["heads"] == 16
-    assert translate("hrem", read_checkpoint(path)).assumed == {"residual_weight": 0.8}
+    assumed = {"residual_weight": 0.8, "nhead": 16, "dropout": 0.1, "bert_heads": 1}
+    assert translate("hrem", read_checkpoint(path)).assumed == assumed
+    with pytest.raises(ConversionError, match="no option 'heads'"):  # theirs is nhead
+        translate("hrem", read_checkpoint(path), {"heads": 4})
     config = made.arguments["text_config"]
     assert {key: config[key] for key in BERT if key != "num_attention_heads"} == {
         key: value for key, value in BERT.items() if key != "num_attention_heads"
@@ -219,7 +224,7 @@ def test_what_a_released_checkpoint_does_not_say_is_told(tmp_path: Path) -> None
 
 
 def test_a_converted_run_reads_texts_with_berts_vocabulary(tmp_path: Path) -> None:
-    path, _ = released_checkpoint(tmp_path / "best", heads=4, bert_heads=2)
+    path, _ = released_checkpoint(tmp_path / "best", nhead=4)
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "red", "dog", "##s", ".", "cat", "on"]
     (tmp_path / "vocab.txt").write_text("\n".join(pieces) + "\n", encoding="utf-8")
     convert("hrem", path, tmp_path / "run", tmp_path / "vocab.txt")

@@ -105,6 +105,8 @@ def test_the_two_settings_of_vsrn(tmp_path: Path) -> None:
         assert made.arguments["normalise_input"] is not batchnorm
         assert made.arguments["normalise_over"] == "regions"
         assert made.arguments["blocks"] == 4
+        assumed = "f30k_precomp" if batchnorm else "coco_precomp"
+        assert made.assumed == ({"data_name": assumed} if data_name is None else {})
         encoder = quintet.load(run).matcher.image_encoder
         assert (encoder.norm is not None) is batchnorm
         assert encoder.relations[0].norm.num_batches_tracked.item() == (8 if batchnorm else 0)

@@ -17,7 +17,7 @@ Names = tuple[dict[str, str], dict[str, str]]
 
 @dataclass(frozen=True)
 class Option:
-    """An option of the authors' program: our argument for it, its value where none was given, the words it takes."""
+    """An option by its name in the authors' program: our argument for it, the program's default, the words it takes."""
 
     argument: str | None  # None: looked at by `Kind.arguments` only
     default: Any = None  # None: nothing has to be assumed
@@ -83,7 +83,6 @@ def _vsrn_arguments(checkpoint: OriginalCheckpoint, options: Mapping[str, Any]) 
     }
 
 
-HREM_HEADS = 16  # fixed in the released code
 BERT_HEAD = 64  # channels of an attention head in every published BERT
 BERT_WORDS = "bert.embeddings.word_embeddings.weight"
 BERT_UNUSED = {
@@ -123,7 +122,10 @@ def _hrem_sizes(checkpoint: OriginalCheckpoint) -> dict[str, Any]:
 
 
 def bert_config(text: Mapping[str, Tensor], heads: int | None = None) -> dict[str, Any]:
-    """The configuration of a BERT, read off its tensors (`bert.*`); the number of heads leaves no trace in them."""
+    """The configuration of a BERT, read off its tensors (`bert.*`); the number of heads leaves no trace in them.
+
+    The authors' programs have no option for it: `bert_heads` is ours.
+    """
     shapes = {
         name.removeprefix("bert."): tuple(tensor.shape) for name, tensor in text.items() if name.startswith("bert.")
     }
@@ -152,7 +154,6 @@ def _hrem_arguments(checkpoint: OriginalCheckpoint, options: Mapping[str, Any]) 
         "projection": "mlp" if "fc.mlp.layers.0.weight" in image else "linear",
         "top": 2,
         "padding": "counted",
-        "heads": options.get("heads", HREM_HEADS),
         "hidden": None if hidden is None else len(hidden),
     }
 
@@ -218,7 +219,12 @@ KINDS: dict[str, Kind] = {
     "hrem": Kind(
         "hrem",
         _hrem_names,
-        {"residual_weight": Option("beta", 0.8), "heads": Option(None), "bert_heads": Option(None)},
+        {
+            "residual_weight": Option("beta", 0.8),
+            "nhead": Option("heads", 16),
+            "dropout": Option("dropout", 0.1),
+            "bert_heads": Option(None),
+        },
         _hrem_arguments,
         _hrem_sizes,
         {"fc.mlp.bns.1.*": NORM_UNUSED, **BERT_UNUSED},

@@ -124,6 +124,7 @@ def translate(kind: str, checkpoint: OriginalCheckpoint, overrides: Mapping[str,
     _check_options(checkpoint, name, options)
     chosen, assumed = _choices(entry, options)
     arguments = (entry.sizes or _sizes)(checkpoint) | chosen | entry.arguments(checkpoint, options)
+    assumed |= _told_by_tensors(arguments, options)
     try:
         matcher = create_model(entry.model, **arguments)
     except RecipeError as error:
@@ -153,6 +154,16 @@ def _choices(entry: Kind, options: Mapping[str, Any]) -> tuple[dict[str, Any], d
         if option.argument is not None:
             arguments[option.argument] = option.words.get(value, value)
     return arguments, assumed
+
+
+def _told_by_tensors(arguments: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options that were not given, and what the tensors make likely."""
+    found = {}
+    if "text_config" in arguments and "bert_heads" not in options:
+        found["bert_heads"] = arguments["text_config"]["num_attention_heads"]
+    if "normalise_input" in arguments and "data_name" not in options:
+        found["data_name"] = "coco_precomp" if arguments["normalise_input"] else "f30k_precomp"
+    return found
 
 
 def _check_options(checkpoint: OriginalCheckpoint, name: str, options: Mapping[str, Any]) -> None:
