@@ -104,6 +104,25 @@ def test_an_epoch_visits_the_same_pairs_in_as_many_batches(
     assert all(np.array_equal(one, other) for one, other in zip(batches, again, strict=True))
 
 
+@given(
+    captions=st.lists(st.integers(1, 3), min_size=20, max_size=60),
+    clusters=st.integers(1, 7),
+    seed=st.integers(0, 50),
+)
+@settings(max_examples=60, deadline=None)
+def test_no_batch_holds_an_image_twice(captions: list[int], clusters: int, seed: int) -> None:
+    split = split_of(captions)
+    labels = np.random.default_rng(seed).integers(clusters, size=len(captions))
+    for batch in neighbour_batches(split, labels, 6, 3, seed=(seed, 1)):
+        assert len(set(batch[:, 0])) == len(batch)
+
+
+def test_images_repeat_only_where_there_are_fewer_than_a_batch_holds() -> None:
+    batches = neighbour_batches(split_of([4] * 5), np.zeros(5, int), 8, 4, seed=(0,))
+    assert [len(batch) for batch in batches].count(8) == 2
+    assert sorted(np.concatenate(batches)[:, 1]) == list(range(20))
+
+
 def test_batches_are_bunches_of_one_cluster_with_different_images() -> None:
     split = split_of([3] * 48)
     labels = np.arange(48) % 4  # twelve images each

@@ -74,7 +74,7 @@ def convert_command(
     console.print(f"made {run}: {model['name']} with {arguments}", highlight=False, markup=False, soft_wrap=True)
     for name, value in origin["assumed"].items():
         console.print(
-            f"[yellow]note:[/] the file does not say {name}; took {value}, the program's default or what the tensors make likely "
+            f"[yellow]note:[/] the file does not say {name}; took {value}, the default or what the tensors tell "
             f"(--option {name}=... sets another)",
             highlight=False,
             soft_wrap=True,

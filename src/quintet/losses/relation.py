@@ -411,10 +411,9 @@ class RelationObjective(nn.Module):
         costs = {name: self._cost(step, *pair, random) for name, pair in compared.items()}
         named = {name: Term(values, self.weight) for name, (values, _) in costs.items()}
         if self.regularisation:
-            divergence = (
-                self.graph.regularisation(graph, images, texts)[step.mine] / step.total
-            )  # a mean over the batch
-            named["regularisation"] = Term(divergence, self.weight * self.regularisation)
+            divergence = self.graph.regularisation(graph, images, texts)[step.mine]
+            # The sum over anchors is a mean over the batch.
+            named["regularisation"] = Term(divergence, self.weight * self.regularisation / step.total)
         return named, torch.stack([without for _, without in costs.values()]).sum(dim=0)
 
     def _matches(self, step: Step) -> Tensor:

@@ -7,6 +7,7 @@ there, and so does a run that is resumed.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -78,24 +79,51 @@ def neighbour_batches(
 ) -> list[np.ndarray]:
     """Batches, each (n, 2) of image row and text row, made of bunches of `per_cluster` images of one cluster.
 
-    `clusters` (n_images,) holds the cluster of each image. A bunch has different images with one of their texts each;
-    a batch has batch_size / per_cluster bunches (P x K). As with random batches, an epoch visits every text once
-    (`per="texts"`) or every image once (`per="images"`), in as many batches. Images that are left over after the full
-    bunches of their cluster make mixed batches.
+    `clusters` (n_images,) holds the cluster of each image. A batch has batch_size / per_cluster bunches (P x K), and
+    different images with one of their texts each, unless there are fewer images than that. As with random batches, an
+    epoch visits every text once (`per="texts"`) or every image once (`per="images"`), in as many batches. Images that
+    are left over after the full bunches of their cluster make mixed batches.
     """
     [pairs] = epoch_batches(split, len(split.images) + len(split.texts), seed=seed, per=per)  # all, in random order
     rng = np.random.default_rng((*seed, NEIGHBOURS))
-    bunches, rest = [], []
-    for visit in _visits(pairs):
+    bunches, further, rest = [], [], []
+    for visit in _visits(pairs):  # the images of a visit differ
         full, left = _bunches(visit, clusters[visit[:, 0]], per_cluster)
-        bunches += [full[index] for index in rng.permutation(len(full))]
+        shuffled = [full[index] for index in rng.permutation(len(full))]
+        whole = len(full) - len(full) % (batch_size // per_cluster)  # bunches of batches within this visit
+        bunches += shuffled[:whole]
+        further += shuffled[whole:]
         rest.append(left)
     mixed = np.concatenate(rest)
-    pairs = np.concatenate([*bunches, mixed[rng.permutation(len(mixed))]])
+    pairs = np.concatenate([*bunches, *further, mixed[rng.permutation(len(mixed))]])
+    _part_repeats(pairs, batch_size, first=sum(map(len, bunches)))
     batches = [pairs[start : start + batch_size] for start in range(0, len(pairs), batch_size)]
     if len(batches) > 1 and len(batches[-1]) < (batch_size if drop_last else 2):
         batches.pop()
     return [batches[index] for index in rng.permutation(len(batches))]
+
+
+def _part_repeats(pairs: np.ndarray, batch_size: int, first: int) -> None:
+    """Swap pairs, in place, until no batch has an image twice, as far as that can be; those from `first` on are moved
+    before others."""
+    held = [Counter(batch[:, 0].tolist()) for batch in np.split(pairs, range(batch_size, len(pairs), batch_size))]
+    images = pairs[:, 0].tolist()
+    seen: set[tuple[int, int]] = set()
+    places = [*range(first, len(pairs)), *range(first)]
+    for here in range(len(pairs)):
+        batch, image = here // batch_size, images[here]
+        if (batch, image) not in seen:
+            seen.add((batch, image))
+            continue
+        for there in places:
+            other = there // batch_size
+            if other != batch and not held[batch][images[there]] and not held[other][image]:
+                held[batch] += Counter({images[there]: 1, image: -1})
+                held[other] += Counter({image: 1, images[there]: -1})
+                pairs[[here, there]] = pairs[[there, here]]
+                images[here], images[there] = images[there], image
+                seen.add((batch, images[here]))
+                break
 
 
 def _visits(pairs: np.ndarray) -> list[np.ndarray]:
