@@ -86,7 +86,8 @@ class Evaluation(Result):
         tables += [comparison_table(label, found) for label, found in self.comparisons.items()]
         if self.hard_samples is not None:
             tables.append(special_samples_table(self.hard_samples))
-        return [*tables, *(Text(found.line(name)) for name, found in self.human_agreement.items())]
+        notes = dict.fromkeys(f"{run['name']}: {note}" for run in self.facts["runs"] for note in run.get("notes", ()))
+        return [*tables, *(Text(found.line(name)) for name, found in self.human_agreement.items()), *map(Text, notes)]
 
     def table(self, width: int = 100) -> str:
         """The tables as text."""
@@ -176,7 +177,10 @@ def evaluate(
         hard_samples=_hard_samples(results, named, chosen, target) if hard_samples else None,
         facts={
             "corpus": {"name": whole.name, "folder": str(whole.root)},
-            "runs": [{"name": run.name, "weights_sha256": run.weights_checksum} for run in opened],
+            "runs": [
+                {"name": run.name, "weights_sha256": run.weights_checksum} | ({"notes": run.notes} if run.notes else {})
+                for run in opened
+            ],
             "batch_size": batch_size,
         },
         title=_title(whole, chosen, results),

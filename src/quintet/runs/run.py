@@ -79,6 +79,7 @@ class Run:
         weights_checksum: str,
         device: torch.device,
         tower_weights: Path | str | None = None,
+        notes: Sequence[str] = (),
     ) -> None:
         """Use `quintet.load`."""
         self.folder = folder
@@ -90,6 +91,7 @@ class Run:
         self.default_corpus = default_corpus  # the one it was trained on
         self.weights_checksum = weights_checksum
         self.device = device
+        self.notes = tuple(notes)  # settings of its training that never took effect
         self._tower_weights = tower_weights
         self._view: ImageView | None = None
 
@@ -360,6 +362,7 @@ def load(
         weights_checksum=file_checksum(weights),
         device=opened_on,
         tower_weights=tower_weights,
+        notes=[note for stage in head.get("stages", {}).values() for note in stage.get("without_effect", ())],
     )
 
 

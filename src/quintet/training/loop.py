@@ -46,6 +46,7 @@ from quintet.training.optim import (
     set_lr,
 )
 from quintet.training.recipe_models import AugmentRecipe, StageRecipe
+from quintet.training.without_effect import settings_without_effect
 
 OFFLINE, POOL = 1, 2  # streams of random numbers: offline negatives, and the pool of texts
 DRAWING = {"top_texts", "top_images", "distribution", "mean", "std", "coupled"}  # fields of a recipe's `negatives`
@@ -152,6 +153,7 @@ class StageTrainer:
             "metrics": self.position.best_metrics,
             "epoch": self.position.best_epoch,
             "steps": self.position.step,
+            "without_effect": settings_without_effect(self.stage, total),
         }
         if distributed.is_main():
             write_json(self.folder / "done.json", summary)

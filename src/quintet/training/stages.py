@@ -39,6 +39,7 @@ from quintet.training.loop import StageTrainer, check_metric
 from quintet.training.optim import freeze, make_optimizer
 from quintet.training.recipe import expand_recipe, load_recipe, parse_recipe, recipe_yaml, with_whole_paths
 from quintet.training.recipe_models import NegativesRecipe, Recipe, StageRecipe
+from quintet.training.without_effect import optimizer_steps, settings_without_effect
 
 
 def train(
@@ -173,6 +174,9 @@ def train_recipe(
         tokenizer = build_tokenizer(recipe.data.tokenizer, data.train)
         model = complete_model(recipe, data, tokenizer)
         check_stages(recipe, model, tokenizer, data)
+        for stage in recipe.stages:
+            for message in settings_without_effect(stage, optimizer_steps(stage, data.train)):
+                display.note(message)
         if distributed.is_main():
             write_text(out / "recipe.yaml", recipe_yaml(with_whole_paths(recipe)))
             start_run(
