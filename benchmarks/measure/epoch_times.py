@@ -18,8 +18,8 @@ import torch
 
 from quintet.evaluation.result import provenance
 from quintet.files import read_jsonl, write_json
+from quintet.report.analysis.loss_timing import past_warmup
 from quintet.runs.devices import pick_device
-from quintet.studies.measurements import past_warmup
 from quintet.training import stages
 from quintet.training.logs import Silent
 from quintet.training.recipe import load_recipe

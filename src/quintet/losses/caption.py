@@ -172,6 +172,6 @@ class CaptionObjective(nn.Module):
             texts.tokens, texts.lengths, max_length=self.longest, learn_pad=self.learn_pad
         )
         if not seen.shape[1]:  # texts of one token have no target
-            return {"caption": Term(codes.fragments.new_zeros(len(seen)), self.weight)}
+            return {"caption": Term(codes.fragments.new_zeros(len(seen)), self.weight / step.total)}
         costs = caption_cost(self.captioner(codes.fragments, seen, codes.mask), target, counts)  # (n,)
-        return {"caption": Term(costs / step.total, self.weight)}
+        return {"caption": Term(costs, self.weight / step.total)}  # the sum over anchors is a mean over the batch

@@ -16,7 +16,6 @@ from quintet.losses import OBJECTIVES
 from quintet.models import MODELS
 from quintet.registry import Registry
 from quintet.studies.measurements import EXTRAS, MEASURES
-from quintet.studies.rounds import ROUNDS, Stages
 from quintet.studies.study_file import (
     ExtraSpec,
     Given,
@@ -30,6 +29,7 @@ from quintet.studies.study_file import (
 from quintet.studies.variants import Column, Extra, Layout, Row, Study, Variant
 from quintet.training.recipe import list_recipes, parse_recipe, set_field
 from quintet.training.recipe_models import Recipe
+from quintet.training.rounds import ROUNDS, Stages
 
 T = TypeVar("T")
 Content = dict[str, Any]  # of a recipe, as JSON values

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from quintet.data.corpus import Corpus, Split, split_checksum
-from quintet.data.tokenizers import load_tokenizer
 from quintet.errors import QuintetError
 from quintet.evaluation.evaluator import evaluate_members
 from quintet.evaluation.result import write_result
@@ -20,13 +19,10 @@ from quintet.evaluation.scoring import Member, member_scores
 from quintet.evaluation.special_samples import negative_means, special_samples
 from quintet.files import read_json, read_jsonl
 from quintet.report.analysis.distributions import split_similarities
-from quintet.report.analysis.loss_timing import time_losses, timing_batch
+from quintet.report.analysis.loss_timing import time_stages
 from quintet.report.analysis.training_curves import term_curves
 from quintet.runs.run import Run, load
 from quintet.studies.variants import Measure, Trained
-from quintet.training.build import Objectives, build_objective
-from quintet.training.inputs import open_data
-from quintet.training.recipe_models import StageRecipe
 
 
 @dataclass(frozen=True)
@@ -110,30 +106,15 @@ def _overlap(member: Member, split: Split) -> float:
 
 
 def timing(trained: Trained, repeats: int = 20) -> list[dict[str, Any]]:
-    """Seconds per training batch of each variant's last losses, after their warm-up, on one batch (AOQ supplement).
+    """Seconds per training batch of each variant's last stage, on one batch (AOQ supplement).
 
     It is the first batch of the first variant, with its run's matcher.
     """
     first = next(iter(trained.labels))
-    data = open_data(trained.recipes[first], lambda _: None)
     run = load(trained.folders[first], device=trained.device)
-    tokenizer = load_tokenizer(trained.folders[first] / "tokenizer.json")
-    batch = timing_batch(trained.recipes[first], data, tokenizer, run.matcher).to(trained.device)
-    objectives: dict[str, Objectives] = {
-        key: build_objective(past_warmup(trained.recipes[key].stages[-1]), run.matcher, tokenizer, data)
-        for key in trained.labels
-    }
-    rows = time_losses(run.matcher, batch, objectives, repeats=repeats)
+    stages = {key: trained.recipes[key].stages[-1] for key in trained.labels}
+    rows = time_stages(run, trained.recipes[first], stages, repeats=repeats)
     return [row | {"label": trained.labels[row["loss"]]} for row in rows]
-
-
-def past_warmup(stage: StageRecipe) -> StageRecipe:
-    """The stage without the warm-up of its losses: what is timed is the loss that comes after it."""
-    loss = {
-        name: {key: value for key, value in arguments.items() if not key.startswith("warmup")}
-        for name, arguments in stage.loss.items()
-    }
-    return stage.model_copy(update={"loss": loss})
 
 
 def special_samples_of(trained: Trained) -> list[dict[str, Any]]:

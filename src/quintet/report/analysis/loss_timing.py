@@ -18,30 +18,61 @@ from quintet.data.loading import load_pairs
 from quintet.data.negatives import OfflineRows
 from quintet.data.sampling import epoch_batches
 from quintet.data.tokenizers import Tokenizer, load_tokenizer
-from quintet.losses.quintuplet import QuintupletObjective
 from quintet.losses.step import Progress, Step
-from quintet.losses.triplet import TripletObjective
 from quintet.protocols import Matcher, module_of
 from quintet.report.analysis import Finding, Options, Subject
 from quintet.report.analysis.hard_negatives import recipe_of
+from quintet.runs.run import Run
+from quintet.training.build import build_objective
 from quintet.training.inputs import TrainingData, open_data, texts_of
-from quintet.training.recipe_models import Recipe
+from quintet.training.recipe_models import Recipe, StageRecipe
+from quintet.training.rounds import QUINTUPLET, online_offline
+
+# The four rows of the paper's table: the online baseline, then Eq. 3, 4 and 5.
+ROWS = {"online": None, "OffTri": "triplet", "OffQuin": "quintuplet", "AdapOffQuin": "adaptive"}
 
 
-def paper_losses() -> dict[str, nn.Module]:
-    """The four rows of the paper's table: the online baseline, then Eq. 3, 4 and 5."""
-    return {
-        "online": TripletObjective(),
-        "OffTri": QuintupletObjective("triplet"),
-        "OffQuin": QuintupletObjective("quintuplet"),
-        "AdapOffQuin": QuintupletObjective("adaptive"),
+def paper_stages(recipe: Recipe) -> dict[str, StageRecipe]:
+    """The stage behind each row: those of the recipe's two rounds, with their other losses (VSRN's captions)."""
+    first, second = (rounds[-1] for rounds in online_offline(recipe))
+    stages = {}
+    for name, variant in ROWS.items():
+        content = copy.deepcopy(first if variant is None else second)
+        if variant is not None:
+            content["loss"][QUINTUPLET]["variant"] = variant
+        stages[name] = StageRecipe.model_validate(content)
+    return stages
+
+
+def time_stages(
+    run: Run, recipe: Recipe, stages: Mapping[str, StageRecipe], *, repeats: int = 20
+) -> list[dict[str, Any]]:
+    """Time the losses of each stage, all of them and after their warm-up, with a run's matcher.
+
+    The batch is the first one of `recipe`.
+    """
+    data = open_data(recipe, lambda _: None)
+    tokenizer = load_tokenizer(run.folder / "tokenizer.json")
+    batch = timing_batch(recipe, data, tokenizer, run.matcher).to(run.device)
+    objectives = {
+        name: build_objective(past_warmup(stage), run.matcher, tokenizer, data) for name, stage in stages.items()
     }
+    return time_losses(run.matcher, batch, objectives, repeats=repeats)
+
+
+def past_warmup(stage: StageRecipe) -> StageRecipe:
+    """The stage without the warm-up of its losses: what is timed is the loss that comes after it."""
+    loss = {
+        name: {key: value for key, value in arguments.items() if not key.startswith("warmup")}
+        for name, arguments in stage.loss.items()
+    }
+    return stage.model_copy(update={"loss": loss})
 
 
 def time_losses(
     matcher: Matcher,
     batch: PairBatch,
-    objectives: Mapping[str, nn.Module] | None = None,
+    objectives: Mapping[str, nn.Module],
     *,
     repeats: int = 20,
     warmup: int = 3,
@@ -56,7 +87,7 @@ def time_losses(
         raise ValueError(f"repeats must be at least 1, got {repeats}")
     steppers = {
         name: _Stepper(copy.deepcopy(matcher), copy.deepcopy(objective), batch)
-        for name, objective in (paper_losses() if objectives is None else objectives).items()
+        for name, objective in objectives.items()
     }
     seconds: dict[str, list[float]] = {name: [] for name in steppers}
     for turn in range(warmup + repeats):
@@ -135,12 +166,9 @@ def any_negatives(split: Split, n: int, rng: np.random.Generator) -> OfflineRows
 
 
 def timing(subjects: Sequence[Subject], options: Options) -> Finding:
-    """Seconds per batch of the losses of AOQ with the matcher of each run, on the first batch of its recipe."""
-    found = {}
-    for subject in subjects:
-        recipe = recipe_of(subject.run.folder)
-        data = open_data(recipe, lambda _: None)
-        tokenizer = load_tokenizer(subject.run.folder / "tokenizer.json")
-        batch = timing_batch(recipe, data, tokenizer, subject.run.matcher).to(subject.device)
-        found[subject.label] = time_losses(subject.run.matcher, batch)
-    return Finding({"runs": found})
+    """Seconds per batch of AOQ's losses with the matcher of each run and everything else that its recipe trains."""
+    recipes = {subject.label: recipe_of(subject.run.folder) for subject in subjects}
+    stages = {label: paper_stages(recipe) for label, recipe in recipes.items()}
+    return Finding(
+        {"runs": {one.label: time_stages(one.run, recipes[one.label], stages[one.label]) for one in subjects}}
+    )
