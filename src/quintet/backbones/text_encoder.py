@@ -11,7 +11,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from quintet.backbones.weights import first_line, hub_source
+from quintet.backbones.weights import first_line
+from quintet.data.hub import hub_source
 from quintet.errors import QuintetError, RecipeError
 
 
@@ -124,7 +125,7 @@ def text_encoder_config(name: str) -> dict[str, Any]:
     """The configuration of a Hugging Face encoder as JSON values: with the weights, all that makes it again."""
     transformers = _transformers(name)
     try:
-        config = transformers.AutoConfig.from_pretrained(hub_source(name))
+        config = transformers.AutoConfig.from_pretrained(hub_source(name, ["config.json"]))
     except (OSError, ValueError) as error:
         raise _not_found(name, error) from None
     return config.to_dict()

@@ -22,12 +22,6 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def hub_source(name: str) -> str:
-    """What Hugging Face's `from_pretrained` takes: the path of a folder, or a name on the hub."""
-    folder = user_path(name)
-    return str(folder) if folder.is_dir() else name
-
-
 def read_weights(path: Path | str) -> dict[str, Tensor]:
     """The tensors of a .safetensors or .pth/.pt/.bin file. Nothing in the file is executed."""
     path = user_path(path)

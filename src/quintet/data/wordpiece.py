@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from quintet.data.hub import hub_file
 from quintet.data.vocabulary import TokenKinds
 from quintet.errors import QuintetError, RunError
 from quintet.files import read_json, user_path
@@ -126,10 +127,8 @@ def _hugging_face(module: str = "") -> Any:
 
 def _from_hub(name: str) -> Path:
     _hugging_face()
-    from huggingface_hub import hf_hub_download
-
     try:
-        return Path(hf_hub_download(name, "tokenizer.json"))
+        return hub_file(name, "tokenizer.json")
     except (OSError, ValueError) as error:  # no connection and not in the cache; no such name; not a possible name
         reason = str(error).strip().splitlines()[0]
         raise QuintetError(
