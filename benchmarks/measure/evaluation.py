@@ -25,7 +25,7 @@ from quintet.evaluation.result import provenance
 from quintet.evaluation.scoring import Member, member_scores, whole_tiles
 from quintet.evaluation.significance import bootstrap_intervals
 from quintet.files import read_json, write_json
-from quintet.scores.embedding import dot_score_pairs, dot_scores
+from quintet.scores import dot_score_pairs, dot_scores
 
 CAPTIONS, DIM, SEED = 5, 1024, 0
 BLOCKS = (1024, 256, 4096)  # the first one is timed

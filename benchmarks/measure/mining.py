@@ -30,7 +30,7 @@ from quintet.data.negatives import NegativeLists
 from quintet.evaluation.result import provenance
 from quintet.files import write_json
 from quintet.mining.mine import mine_codes
-from quintet.scores.embedding import dot_scores
+from quintet.scores import dot_scores
 
 TOP_TEXTS, TOP_IMAGES, SEED, CHECKED = 300, 60, 0, 256
 SHAPES = {"cpu": ((4096, 8192),), "cuda": ((8192, 65536), (16384, 32768))}  # of the plain way's blocks

@@ -20,7 +20,7 @@ from quintet.errors import QuintetError
 from quintet.evaluation import load_ranks, metrics_of_ranks
 from quintet.runs import run as run_module
 from quintet.runs.run import Run
-from quintet.scores.embedding import dot_scores
+from quintet.scores import dot_scores
 
 GROUPS, DIM = 25, 12
 

@@ -15,7 +15,7 @@ from quintet.evaluation.evaluator import evaluate_members
 from quintet.evaluation.metrics import retrieval_metrics
 from quintet.evaluation.scoring import Member
 from quintet.runs.encoding import encode_batches
-from quintet.scores.embedding import dot_score_pairs, dot_scores
+from quintet.scores import dot_score_pairs, dot_scores
 
 MakeSplit = Callable[..., Split]
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from quintet.codes import Codes
 from quintet.errors import QuintetError
 from quintet.evaluation.scoring import TILE, Member, member_scores, whole_tiles
-from quintet.scores.embedding import dot_scores
+from quintet.scores import dot_scores
 
 
 class Dot:

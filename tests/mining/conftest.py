@@ -14,7 +14,7 @@ from torch import Tensor
 from quintet.codes import Codes
 from quintet.data.corpus import Corpus, Image, Split, Text
 from quintet.mining.exclude import normalise
-from quintet.scores.embedding import dot_score_pairs, dot_scores
+from quintet.scores import dot_score_pairs, dot_scores
 
 
 class Dots:

@@ -14,7 +14,7 @@ import torch
 from quintet.codes import Codes
 from quintet.data.corpus import Image, Split, Text
 from quintet.mining.mine import mine_codes
-from quintet.scores.embedding import dot_scores
+from quintet.scores import dot_scores
 
 NAME = {"name": "products", "weights": "of a seed"}
 

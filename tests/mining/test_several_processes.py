@@ -15,7 +15,7 @@ import torch.multiprocessing as mp
 from quintet.codes import Codes
 from quintet.data.negatives import NegativeLists
 from quintet.mining.mine import mine, mine_codes
-from quintet.scores.embedding import dot_scores
+from quintet.scores import dot_scores
 from quintet.training.recipe import parse_recipe
 from quintet.training.stages import train_recipe
 

@@ -82,16 +82,8 @@ def _reordered(sequences: Tensor, order: Tensor) -> Tensor:
     return sequences.gather(1, order[..., None].expand(-1, -1, sequences.shape[2]))
 
 
-class BiGRUEncoder(nn.Module):
-    """Word features: embedding, one GRU layer in both directions, mean of the directions (SCAN, BFAN).
-
-    Not normalised; the matcher does that.
-
-    >>> encoder = BiGRUEncoder(vocabulary_size=10, word_dim=4, dim=6)
-    >>> words, mask = encoder(torch.tensor([[1, 5, 2], [1, 2, 0]]), torch.tensor([3, 2]))
-    >>> words.shape, mask.tolist()
-    (torch.Size([2, 3, 6]), [[True, True, True], [True, True, False]])
-    """
+class _WordGRU(nn.Module):
+    """Embedded words, and one GRU layer in one direction or both."""
 
     def __init__(
         self,
@@ -108,6 +100,18 @@ class BiGRUEncoder(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.rnn = nn.GRU(word_dim, dim, batch_first=True, bidirectional=bidirectional)
 
+
+class BiGRUEncoder(_WordGRU):
+    """Word features: embedding, one GRU layer in both directions, mean of the directions (SCAN, BFAN).
+
+    Not normalised; the matcher does that.
+
+    >>> encoder = BiGRUEncoder(vocabulary_size=10, word_dim=4, dim=6)
+    >>> words, mask = encoder(torch.tensor([[1, 5, 2], [1, 2, 0]]), torch.tensor([3, 2]))
+    >>> words.shape, mask.tolist()
+    (torch.Size([2, 3, 6]), [[True, True, True], [True, True, False]])
+    """
+
     def forward(self, tokens: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """(n, L) ids and (n,) lengths -> (n, L, d) word features, zero at padding, and their (n, L) mask."""
         mask = torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]  # (n, L)
@@ -119,30 +123,15 @@ class BiGRUEncoder(nn.Module):
         return words, mask
 
 
-class LastStateGRU(nn.Module):
+class LastStateGRU(_WordGRU):
     """One vector a text: the state of a GRU after its last real token (VSE++, VSRN).
 
-    With `bidirectional`, the mean of both directions' final states. Not normalised.
+    Where it has two directions, the mean of both final states. Not normalised.
 
     >>> encoder = LastStateGRU(vocabulary_size=10, word_dim=4, dim=6)
     >>> encoder(torch.tensor([[1, 5, 2], [1, 2, 0]]), torch.tensor([3, 2])).shape
     torch.Size([2, 6])
     """
-
-    def __init__(
-        self,
-        vocabulary_size: int,
-        word_dim: int = 300,
-        dim: int = 1024,
-        bidirectional: bool = False,
-        embedding: Tensor | None = None,
-        dropout: float = 0.0,
-    ) -> None:
-        super().__init__()
-        self.dim = dim
-        self.embed = word_embedding(vocabulary_size, word_dim, embedding)
-        self.dropout = nn.Dropout(dropout)
-        self.rnn = nn.GRU(word_dim, dim, batch_first=True, bidirectional=bidirectional)
 
     def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         """(n, L) ids and (n,) lengths -> (n, d)."""

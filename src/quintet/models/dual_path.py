@@ -20,7 +20,7 @@ from quintet.codes import Codes
 from quintet.data.batches import ImageBatch, TextBatch
 from quintet.errors import RecipeError, suggest
 from quintet.layers.normalize import l2norm, widen
-from quintet.scores.embedding import dot_score_pairs, dot_scores
+from quintet.scores import dot_score_pairs, dot_scores
 
 EPS = 1e-3  # the released BatchNorms'; the paper names none
 

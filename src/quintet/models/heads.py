@@ -17,7 +17,7 @@ from quintet.data.batches import ImageBatch, TextBatch
 from quintet.errors import RecipeError
 from quintet.layers.normalize import l2norm
 from quintet.layers.pooling import masked_mean
-from quintet.scores.embedding import dot_score_pairs, dot_scores
+from quintet.scores import dot_score_pairs, dot_scores
 
 MINILM = "minilm-int8"
 

@@ -19,7 +19,7 @@ from quintet.layers.normalize import l2norm, widen
 from quintet.layers.regions import RegionProjection
 from quintet.layers.text import BiGRUEncoder
 from quintet.models.fragments import check_choice
-from quintet.scores.embedding import dot_score_pairs, dot_scores
+from quintet.scores import dot_score_pairs, dot_scores
 
 Projection = Literal["linear", "mlp"]
 Padding = Literal["ignored", "counted"]

@@ -19,9 +19,9 @@ from quintet.layers.regions import RegionProjection
 from quintet.layers.text_cnn import TextCNN, TextNorm
 from quintet.layers.transformer_unit import Activation, Scale, TransformerUnit
 from quintet.models.fragments import check_choice
+from quintet.scores import dot_score_pairs, dot_scores
 from quintet.scores.attention import Precision
 from quintet.scores.cross_attention import AttentionMap
-from quintet.scores.embedding import dot_score_pairs, dot_scores
 from quintet.scores.joint_attention import JointScorer, joint_attention_map, joint_tokens
 
 SentenceCNN = Literal["encoder", "projected", "shared"]

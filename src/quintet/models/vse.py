@@ -23,7 +23,7 @@ from quintet.layers.normalize import l2norm, widen
 from quintet.layers.pooling import create_pooling
 from quintet.layers.regions import ChannelDropout, RegionProjection
 from quintet.layers.text import BiGRUEncoder, LastStateGRU
-from quintet.scores.embedding import dot_score_pairs, dot_scores
+from quintet.scores import dot_score_pairs, dot_scores
 
 POOLINGS = ("mean", "max", "gpo")
 TEXT_POOLINGS = ("last", *POOLINGS)

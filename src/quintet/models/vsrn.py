@@ -16,7 +16,7 @@ from quintet.errors import RecipeError, suggest
 from quintet.layers.normalize import l2norm, masked_batchnorm, widen
 from quintet.layers.regions import RegionProjection
 from quintet.layers.text import LastStateGRU
-from quintet.scores.embedding import dot_score_pairs, dot_scores
+from quintet.scores import dot_score_pairs, dot_scores
 
 
 class RegionRelation(nn.Module):
@@ -222,7 +222,7 @@ def build_vsrn(
         normalise_over=normalise_over,
         dropout=image_dropout,
     )
-    text_encoder = LastStateGRU(vocabulary_size, word_dim, embed_dim, dropout=dropout)
+    text_encoder = LastStateGRU(vocabulary_size, word_dim, embed_dim, bidirectional=False, dropout=dropout)
     for rnn, positions in ((image_encoder.rnn, region_memory), (text_encoder.rnn, word_memory)):
         if positions is not None:
             set_memory(rnn, positions)

@@ -22,7 +22,7 @@ from quintet.files import atomic_write, read_json, write_json
 from quintet.layers.text import unpacked
 from quintet.protocols import HasFrozenText, Matcher, preprocess_of
 from quintet.runs.run import Run
-from quintet.scores.embedding import embedding_of
+from quintet.scores import embedding_of
 
 OPSET = 17
 TOLERANCE = 1e-4  # of a unit vector's channels, between onnxruntime and torch

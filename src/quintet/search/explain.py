@@ -10,7 +10,7 @@ import torch
 
 from quintet.codes import Codes
 from quintet.protocols import ShowsAttention
-from quintet.scores.embedding import dot_scores
+from quintet.scores import dot_scores
 from quintet.search.encoder import Encoder
 from quintet.search.items import Kind
 

@@ -104,12 +104,12 @@ def forward_kernel(
     for tile in range(TILES):
         q = (tl.program_id(1) * TILES + tile) * BQ + tl.arange(0, BQ)
         here = (q[:, None] < Q) & (w[None, :] < Lq)  # (BQ, LQ)
-        place = q[:, None] * Lq + w[None, :]
+        offset = q[:, None] * Lq + w[None, :]
         row = c.to(tl.int64) * Lc * Q * Lq + i[:, None, None] * (Q * Lq)
-        s = tl.load(products + row + place[None, :, :], mask=(i < Lc)[:, None, None] & here[None, :, :], other=0.0)
+        s = tl.load(products + row + offset[None, :, :], mask=(i < Lc)[:, None, None] & here[None, :, :], other=0.0)
         real_query = here
         if HAS_QUERY_MASK:
-            real_query = here & (tl.load(query_mask + c * own_squares + place, mask=here, other=0) != 0)
+            real_query = here & (tl.load(query_mask + c * own_squares + offset, mask=here, other=0) != 0)
         _, _, normalised = _normalised(s, real_query[None, :, :], slope, KIND)
         p = _attention(normalised, real_i[:, None, None], temperature)
         if FOCAL > 0:
@@ -121,9 +121,9 @@ def forward_kernel(
             mass = tl.sum(p, axis=0)
             dots = dots / mass
             norms = norms / (mass * mass)
-        squared = norms * tl.load(squares + c * own_squares + place, mask=here, other=0.0)
+        squared = norms * tl.load(squares + c * own_squares + offset, mask=here, other=0.0)
         value = dots / tl.sqrt(tl.maximum(squared, SMALLEST_SQUARE))
-        tl.store(cosines + c.to(tl.int64) * Q * Lq + place, value, mask=here)
+        tl.store(cosines + c.to(tl.int64) * Q * Lq + offset, value, mask=here)
 
 
 @triton.jit
@@ -185,13 +185,13 @@ def backward_kernel(
     for tile in range(TILES):
         q = (tl.program_id(1) * TILES + tile) * BQ + tl.arange(0, BQ)
         here = (q[:, None] < Q) & (w[None, :] < Lq)  # (BQ, LQ)
-        place = q[:, None] * Lq + w[None, :]
+        offset = q[:, None] * Lq + w[None, :]
         row = c.to(tl.int64) * Lc * Q * Lq + i[:, None, None] * (Q * Lq)
         inside = (i < Lc)[:, None, None] & here[None, :, :]
-        s = tl.load(products + row + place[None, :, :], mask=inside, other=0.0)
+        s = tl.load(products + row + offset[None, :, :], mask=inside, other=0.0)
         real_query = here
         if HAS_QUERY_MASK:
-            real_query = here & (tl.load(query_mask + c * own_squares + place, mask=here, other=0) != 0)
+            real_query = here & (tl.load(query_mask + c * own_squares + offset, mask=here, other=0) != 0)
         clipped, length, normalised = _normalised(s, real_query[None, :, :], slope, KIND)
         p = _attention(normalised, real_i[:, None, None], temperature)
         kept = p
@@ -204,15 +204,15 @@ def backward_kernel(
         spread = tl.reshape(tl.dot(g, tl.reshape(kept, (LC, BQ * LQ)), input_precision=PRECISION), (LC, BQ, LQ))
         dots = tl.sum(kept * s, axis=0) / mass
         norms = tl.sum(kept * spread, axis=0) / (mass * mass)
-        square = tl.load(squares + c * own_squares + place, mask=here, other=0.0)
+        square = tl.load(squares + c * own_squares + offset, mask=here, other=0.0)
         squared = norms * square
         inverse = 1.0 / tl.sqrt(tl.maximum(squared, SMALLEST_SQUARE))
 
-        at_cosine = tl.load(above + c.to(tl.int64) * Q * Lq + place, mask=here, other=0.0)
+        at_cosine = tl.load(above + c.to(tl.int64) * Q * Lq + offset, mask=here, other=0.0)
         at_dots = at_cosine * inverse
         at_squared = tl.where(squared > SMALLEST_SQUARE, -0.5 * at_cosine * dots * inverse * inverse * inverse, 0.0)
         at_norms = at_squared * square
-        tl.store(for_squares + c.to(tl.int64) * Q * Lq + place, at_squared * norms, mask=here)
+        tl.store(for_squares + c.to(tl.int64) * Q * Lq + offset, at_squared * norms, mask=here)
 
         at_sum = at_dots / mass
         at_quadratic = at_norms / (mass * mass)
@@ -223,7 +223,7 @@ def backward_kernel(
         at_logits = p * (at_weights - tl.sum(p * at_weights, axis=0)[None, :, :])
         at_clipped = _through_norm(at_logits * temperature, clipped, length, normalised, KIND)
         at_products = tl.where(s > 0, at_clipped, at_clipped * slope) + at_sum[None, :, :] * kept
-        tl.store(for_products + row + place[None, :, :], at_products, mask=inside)
+        tl.store(for_products + row + offset[None, :, :], at_products, mask=inside)
 
         one = tl.reshape(kept * at_quadratic[None, :, :], (LC, BQ * LQ))
         gram_total += tl.dot(one, tl.trans(tl.reshape(kept, (LC, BQ * LQ))), input_precision=PRECISION)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from quintet.codes import Codes
-from quintet.scores.embedding import dot_score_pairs, dot_scores
+from quintet.scores import dot_score_pairs, dot_scores
 
 
 def test_every_pair_and_row_by_row() -> None:
