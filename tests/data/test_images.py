@@ -3,8 +3,14 @@ from __future__ import annotations
 import contextlib
 import io
 import struct
+import subprocess
+import sys
+import threading
+import time
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from quintet.data import images
 from quintet.data.images import MAX_PIXELS, image_header, open_image, thumbnail
 from quintet.errors import ImageError
 
@@ -245,3 +252,88 @@ def test_thumbnail_fits_and_never_grows() -> None:
     data = encoded(photograph(40, 30), "PNG")
     assert thumbnail(data, 20).size == (20, 15)
     assert thumbnail(data, 200).size == (40, 30)
+
+
+# Memory
+
+
+def test_what_is_decoded_at_once_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in eight threads; one image larger than the budget still gets its turn."""
+    monkeypatch.setattr(images, "_decoding", images._Budget(5_000))
+    original, lock = images._upright, threading.Lock()
+    now, most = 0, 0
+
+    def watched(image: Image.Image, *arguments: Any) -> Image.Image:
+        nonlocal now, most
+        with lock:
+            now += image.width * image.height
+            most = max(most, now)
+        try:
+            time.sleep(0.01)
+            return original(image, *arguments)
+        finally:
+            with lock:
+                now -= image.width * image.height
+
+    monkeypatch.setattr(images, "_upright", watched)
+    data = [encoded(photograph(40, 50), "PNG")] * 12 + [encoded(photograph(100, 80), "PNG")]
+    with ThreadPoolExecutor(8) as pool:
+        sizes = [image.size for image in pool.map(open_image, data)]
+    assert sizes == [(40, 50)] * 12 + [(100, 80)]
+    assert most == 8_000  # the large one alone; of the small ones two
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P", "I;16", "I", "L", "1", "CMYK"])
+def test_conversion_in_strips_is_conversion(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = np.random.default_rng(1).integers(0, 256, (31, 17, 4), dtype=np.uint8)
+    image = Image.fromarray(values, "RGBA")
+    if mode == "P":
+        image = image.convert("RGB").quantize(16)
+        image.info["transparency"] = 3
+    elif mode.startswith("I"):
+        image = Image.fromarray(values[..., 0].astype(np.uint16) * 200).convert(mode)
+    else:
+        image = image.convert("RGB").convert(mode) if mode == "CMYK" else image.convert(mode)
+    whole = np.asarray(open_image(image))
+    monkeypatch.setattr(images, "STRIP", 40)
+    assert np.array_equal(np.asarray(open_image(image)), whole)
+
+
+def test_an_image_given_is_not_changed() -> None:
+    image = photograph()
+    opened = open_image(image)
+    opened.putpixel((0, 0), (1, 2, 3))
+    assert image.getpixel((0, 0)) != (1, 2, 3)
+
+
+def test_an_image_is_turned_upright_once() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    once = open_image(encoded(photograph(), "PNG", exif=exif))
+    assert (once.size, open_image(once).size) == ((30, 40), (30, 40))
+
+
+def test_a_side_has_a_limit() -> None:
+    with pytest.raises(ImageError, match="one side"):
+        open_image(encoded(Image.new("1", (1, images.MAX_SIDE + 1)), "PNG"))
+
+
+@pytest.mark.slow
+def test_the_largest_images_take_a_gigabyte_at_most_and_give_it_back() -> None:
+    program = """
+import io, resource, threading
+from PIL import Image
+from quintet.data.images import open_image
+buffer = io.BytesIO()
+Image.new("1", (8900, 8900)).save(buffer, "PNG")
+megabytes = lambda: int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize() >> 20
+before = megabytes()
+threads = [threading.Thread(target=open_image, args=(buffer.getvalue(),)) for _ in range(8)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10) - before, megabytes() - before)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    most, after = map(int, done.stdout.split())
+    assert most < 1_000
+    assert after < 200

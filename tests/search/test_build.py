@@ -108,15 +108,30 @@ def test_what_cannot_be_read_is_listed_with_its_reason(pixel_vse: Path, pictures
     assert "JPEG" in reasons["phone.HEIC"]
 
 
-def test_a_name_that_is_no_text_is_listed(pixel_vse: Path, pictures: Path, index: Path) -> None:
-    strange = os.fsencode(pictures) + b"/\xff.png"
+def test_a_name_that_is_not_utf8_is_indexed_shown_and_found(
+    pixel_vse: Path, pictures: Path, index: Path, tmp_path: Path
+) -> None:
+    pictures = pictures.rename(os.fsdecode(os.fsencode(tmp_path) + b"/alb\xfcm"))
+    strange = os.fsdecode(os.fsencode(pictures) + b"/\xff.png")
     try:
-        shutil.copy(os.fsencode(pictures / "0.png"), strange)
+        (pictures / "0.png").rename(strange)
     except OSError:
         pytest.skip("this file system allows only UTF-8 names")
-    report = build(pixel_vse, pictures, index)
-    assert report.added == 6
-    assert "UTF-8" in report.unreadable[0][1]
+    (pictures / r"\xff.png").write_bytes((pictures / "1.png").read_bytes())  # looks like the other when it is shown
+    assert counts(build(pixel_vse, pictures, index)) == (7, 0, 0, 6)
+    assert counts(build(pixel_vse, pictures, index)) == (0, 7, 0, 0)
+    with Searcher.open(index, device="cpu") as searcher:
+        found = {hit.item.path: hit for hit in searcher.search("a red thing", where=r"path~*xff.png")}
+        assert set(found) == {r"\xff.png", r"\x5cxff.png"}
+        hit = found[r"\xff.png"]
+        assert str(hit.path) == strange
+        assert str(searcher.image_path(hit.item.id)) == strange
+    line = ["search", str(index), "a red thing", "--json", "--device", "cpu"]
+    result = CliRunner().invoke(app, line)
+    assert result.exit_code == 0, result.output
+    hits = json.loads(result.stdout)[0]["hits"]
+    assert r"\xff.png" in [hit["path"] for hit in hits]
+    assert hits[0]["root"].endswith(r"/alb\xfcm")
 
 
 def test_an_index_inside_the_images_is_refused(pixel_vse: Path, pictures: Path) -> None:

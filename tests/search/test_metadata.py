@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from PIL.Image import Exif
 
-from quintet.search.sources import exif_date, plain_fields, sidecar
+from quintet.search.fields import exif_date, plain_fields, sidecar
 
 
 @pytest.mark.parametrize("value", ["", "0000:00:00 00:00:00", "yesterday", "2024:13:01 00:00:00", "\0" * 19])
@@ -27,8 +27,10 @@ def test_when_it_was_taken_comes_before_when_it_was_changed() -> None:
 def test_a_damaged_sidecar_is_no_sidecar(tmp_path: Path) -> None:
     (tmp_path / "a.jpg.json").write_text("{")
     (tmp_path / "a.json").write_text('{"album": "sea"}')
-    assert sidecar(tmp_path / "a.jpg") == {"album": "sea"}
-    assert sidecar(tmp_path / "b.jpg") == {}
+    fields, refused = sidecar(tmp_path / "a.jpg", str(tmp_path))
+    assert fields == {"album": "sea"}
+    assert [Path(path).name for path, _ in refused] == ["a.jpg.json"]
+    assert sidecar(tmp_path / "b.jpg", str(tmp_path)) == ({}, [])
 
 
 def test_only_what_every_store_can_hold_is_kept() -> None:

@@ -28,7 +28,7 @@ def test_equal_texts_have_equal_contents(tmp_path: Path) -> None:
         ("a.txt", "\n \n", "no texts"),
         ("a.jsonl", '{"words": "a dog"}', "no field `text`"),
         ("a.jsonl", '{"text": 3}', "no field `text`"),
-        ("a.jsonl", '{"text": "\\ud800"}', "no text"),
+        ("a.jsonl", '{"text": "\\ud800"}', "surrogates"),
         ("a.txt", "word " * 9000, "characters"),
     ],
 )

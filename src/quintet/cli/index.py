@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
@@ -12,12 +13,13 @@ from rich.console import Console
 
 from quintet.cli.options import COMPUTE, OUTPUT, DeviceOption, JsonOption, WorkersOption, complete_run
 from quintet.cli.progress import work_bar
-from quintet.cli.terminal import print_json
+from quintet.cli.terminal import print_json, shown
 
 if TYPE_CHECKING:
     from quintet.search.indexing import BuildReport
 
 SHOWN = 20  # unreadable images to print; --json gives all
+LONGEST = 500  # characters of a line about one
 
 
 class Precision(StrEnum):
@@ -40,7 +42,6 @@ def index_command(
         list[Path] | None,
         typer.Argument(
             metavar="[IMAGES]...",
-            exists=True,
             help="Folders of images (searched with their subfolders), image files, corpora or tar shards.",
             show_default=False,
         ),
@@ -96,6 +97,14 @@ def index_command(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace an index of other runs.", rich_help_panel=OUTPUT)
     ] = False,
+    prune: Annotated[
+        bool,
+        typer.Option(
+            "--prune",
+            help="Drop more than a fifth of the index, and images of folders that are empty or missing now.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = False,
     as_json: JsonOption = False,
     batch_size: Annotated[
         int, typer.Option(metavar="N", min=1, help="Images encoded at a time.", rich_help_panel=COMPUTE)
@@ -109,8 +118,12 @@ def index_command(
 
     The same command, given again, adds new images, drops deleted ones, and recognises moved or renamed ones by their
     content. It also continues a build that was stopped; until it is done, searches use the earlier index. Unreadable
-    images are listed.
+    images are listed. What cannot be listed, such as a folder that may not be read or a disk that is not mounted,
+    stays in the index, and the exit status is 3.
     """
+    for source in sources or []:
+        if not os.path.lexists(source) and not (out / "index.json").exists():
+            raise typer.BadParameter(f"{shown(source)} does not exist", param_hint="IMAGES")
     from quintet.runs.run_folder import check_run
 
     for each in (run, *(ensemble or []), *(rerank_with or [])):
@@ -133,12 +146,15 @@ def index_command(
             batch_size=batch_size,
             workers=workers,
             overwrite=overwrite,
+            prune=prune,
             progress=progress,
         )
     if as_json:
         print_json({"index": str(out), **asdict(report)})
     else:
         _print(out, report, console)
+    if report.unlisted:
+        raise typer.Exit(3)
 
 
 def _print(index: Path, report: BuildReport, console: Console) -> None:
@@ -146,12 +162,24 @@ def _print(index: Path, report: BuildReport, console: Console) -> None:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     for path, why in report.unreadable[:SHOWN]:
-        say(f"unreadable: {why if path in why else f'{path}: {why}'}")
+        say(f"unreadable: {_short(why if path in why else f'{path}: {why}')}")
     if len(report.unreadable) > SHOWN:
         say(f"... and {len(report.unreadable) - SHOWN} more; --json lists all")
+    for each in report.unlisted[:SHOWN]:
+        what = "no longer there" if each.gone else "not listed"
+        advice = "; to drop them, add --prune" if each.gone else ""
+        say(f"{what}: {_short(each.path)}: {each.why}; {each.kept} of its images are kept{advice}")
+    if len(report.unlisted) > SHOWN:
+        say(f"... and {len(report.unlisted) - SHOWN} more; --json lists all")
     rate = f", {report.encoded / report.seconds:.1f} a second" if report.encoded and report.seconds else ""
     say(
-        f"{index}: {report.added} added, {report.kept} kept, {report.dropped} dropped, {len(report.unreadable)} "
+        f"{shown(index)}: {report.added} added, {report.kept} kept, {report.dropped} dropped, {len(report.unreadable)} "
         f"unreadable; {report.encoded} encoded{rate}"
     )
-    say(f'search it with: quintet search {index} "a dog in the water"')
+    say(f'search it with: quintet search {shown(index)} "a dog in the water"')
+
+
+def _short(line: str) -> str:
+    """Of a name of any length, on one line."""
+    line = shown(line)
+    return line if len(line) <= LONGEST else f"{line[: LONGEST // 2]} ... {line[-LONGEST // 2 :]}"

@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 
 from quintet.cli.options import OUTPUT, DeviceOption, JsonOption
-from quintet.cli.terminal import print_json
+from quintet.cli.terminal import print_json, shown
 from quintet.errors import QuintetError
 
 if TYPE_CHECKING:
@@ -183,13 +183,13 @@ def _explain(searcher: Searcher, answers: Sequence[_Answer]) -> dict[tuple[str, 
 
 def _name(hit: Hit) -> str:
     item = hit.item
-    return item.text or item.path or str(item.metadata.get("image", item.id))
+    return shown(item.text or item.path or item.metadata.get("image", item.id))
 
 
 def _print(answers: Sequence[_Answer], reasons: dict[tuple[str, str], Explanation]) -> None:
     console = Console()
     for answer in answers:
-        console.print(answer.query, style="bold", markup=False, highlight=False)
+        console.print(shown(answer.query), style="bold", markup=False, highlight=False)
         if not answer.hits:
             console.print("  no results", style="yellow")
         for rank, hit in enumerate(answer.hits, 1):

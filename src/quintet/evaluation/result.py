@@ -119,7 +119,8 @@ def provenance() -> dict[str, Any]:
 def _command() -> str:
     """As it was typed: an installed program without the folder of the environment that it happens to be in."""
     program, *arguments = sys.argv or [""]
-    return shlex.join([Path(program).name if Path(program).is_absolute() else program, *arguments])
+    line = shlex.join([Path(program).name if Path(program).is_absolute() else program, *arguments])
+    return line.encode("utf-8", "backslashreplace").decode()  # arguments that are not UTF-8
 
 
 def write_result(path: Path | str, result: Result, **more: Any) -> None:

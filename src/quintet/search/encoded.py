@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 
@@ -14,14 +16,16 @@ from quintet.backbones.tower import same_tower
 from quintet.codes import Codes
 from quintet.data.corpus import Corpus
 from quintet.data.feature_store import FeatureStore
-from quintet.data.images import image_header, open_image
+from quintet.data.images import decoded, image_header
 from quintet.data.loading import batches_ahead
-from quintet.errors import ImageError
+from quintet.errors import ImageError, QuintetError
+from quintet.files import open_regular
 from quintet.runs.devices import cores_for_decoding
 from quintet.runs.run import Run
 from quintet.search.encoder import Encoder, Prepared
+from quintet.search.fields import image_facts
 from quintet.search.items import ItemDatabase, Kind
-from quintet.search.sources import Found, IndexedText, Sources, content_of, image_facts
+from quintet.search.sources import Found, IndexedText, Sources, content_of
 from quintet.search.stores import Scalar
 from quintet.search.vectors import (
     CodeWriter,
@@ -155,6 +159,8 @@ class ImageEncoder:
                 return self._look(found, stores)
             except ImageError as error:
                 return error
+            except MemoryError:
+                return ImageError(f"{found.file} needs more memory than there is; make a smaller copy of it")
 
         with cores_for_decoding(self.encoder.device), closing(self.items):
             for batch, results in batches_ahead(images, look, self.batch_size, self.workers):
@@ -179,16 +185,15 @@ class ImageEncoder:
                 raise ImageError("has neither an image file nor features of the kind this run reads")
             features = [store.batch([found.image.id]).fragments for store in stores]
             return _Read(content_of(b"".join(part.numpy().tobytes() for part in features if part is not None)))
-        data = _bytes(found.file)
-        content = content_of(data)
-        if content in self.items.rows:
-            return _Read(content)
         name = str(found.file)
-        if stores is not None:
-            return _Read(content, image_facts(*image_header(data, name=name)))
-        image = open_image(data, name=name)
-        facts = image_facts(image.size, image_header(data, name=name)[1])
-        return _Read(content, facts, self.encoder.prepare(image))
+        with _opened(found.file) as file:
+            content = content_of(file)
+            if content in self.items.rows:
+                return _Read(content)
+            if stores is not None:
+                return _Read(content, image_facts(*image_header(file, name=name)))
+            with decoded(file, name=name) as (image, exif):
+                return _Read(content, image_facts(image.size, exif), self.encoder.prepare(image))
 
     def _encode(self, reads: Sequence[tuple[Found, _Read]], stores: list[FeatureStore] | None) -> list[Codes]:
         if stores is None:
@@ -197,14 +202,20 @@ class ImageEncoder:
         return self.encoder.encode_batches([store.batch(ids) for store in stores])
 
 
-def _bytes(path: Path) -> bytes:
+@contextmanager
+def _opened(path: Path) -> Iterator[IO[bytes]]:
     try:
-        size = path.stat().st_size
-        if size > MAX_BYTES:
-            raise ImageError(f"{path} has {size >> 20} MiB, above the limit of {MAX_BYTES >> 20}")
-        return path.read_bytes()
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > MAX_BYTES:
+                raise ImageError(f"{path} has {size >> 20} MiB, above the limit of {MAX_BYTES >> 20}")
+            yield file
+    except ImageError:
+        raise
+    except QuintetError as error:
+        raise ImageError(str(error)) from None
     except OSError as error:
-        raise ImageError(f"{path} could not be read: {error.strerror or error}") from None
+        raise ImageError(f"could not read {path}: {error.strerror or error}") from None
 
 
 def _stores(runs: Sequence[Run], corpus: Corpus | None) -> list[FeatureStore] | None:

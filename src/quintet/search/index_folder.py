@@ -14,6 +14,8 @@ A build is a transaction on items.sqlite: a kill leaves the last commit. Other f
 
 from __future__ import annotations
 
+import os
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -38,7 +40,24 @@ class Root:
     """A folder that was indexed: no image outside of one is ever given out."""
 
     kind: RootKind
-    path: str  # absolute
+    path: str  # absolute, as `path_text` writes it
+
+
+# A byte of a name that is not UTF-8 (Python has half a surrogate for it), and what would look like its escape.
+_NO_TEXT = re.compile(r"[\ud800-\udfff\0]|\\(?=x[0-9a-f]{2})")
+
+
+def path_text(path: Path | str) -> str:
+    r"""A path as a text that every database and page can hold; `text_path` gives it back.
+
+    >>> path_text(os.fsdecode(b"caf\xe9.jpg")), path_text("café.jpg"), path_text(r"a\xff.jpg")
+    ('caf\\xe9.jpg', 'café.jpg', 'a\\x5cxff.jpg')
+    """
+    return _NO_TEXT.sub(lambda found: f"\\x{ord(found[0]) & 0xFF:02x}", os.fspath(path))
+
+
+def text_path(text: str) -> str:
+    return re.sub(r"\\x([0-9a-f]{2})", lambda found: os.fsdecode(bytes.fromhex(found[1])), text)
 
 
 @dataclass(frozen=True)

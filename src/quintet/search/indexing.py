@@ -21,8 +21,9 @@ from quintet.runs.run import Run, load
 from quintet.search import SearchError, StaleIndex
 from quintet.search.encoded import EncodedItems, ImageEncoder, encode_texts
 from quintet.search.encoder import Encoder, Roles, assign_roles, describe_run, first_vectors, keep_run, keep_tower
-from quintet.search.index_folder import Manifest, check_marker, write_marker
+from quintet.search.index_folder import Manifest, Root, check_marker, path_text, text_path, write_marker
 from quintet.search.items import KINDS, Entry, Item, ItemDatabase, Kind
+from quintet.search.kept import Earlier, Unlisted, check_dropped, key
 from quintet.search.ownership import check_sources, remove_older_format, remove_unused, writing
 from quintet.search.sources import IndexedText, Sources, find_images, find_texts, numbered
 from quintet.search.stores import open_store
@@ -41,6 +42,7 @@ class BuildReport:
     kept: int
     dropped: int
     unreadable: list[tuple[str, str]] = field(default_factory=list)  # path, why
+    unlisted: list[Unlisted] = field(default_factory=list)
     encoded: int = 0  # images and texts whose codes were made now; the codes of the others were there
     generation: int = 0
     seconds: float = 0.0
@@ -60,6 +62,7 @@ def build_index(
     batch_size: int = 32,
     workers: int = 4,
     overwrite: bool = False,
+    prune: bool = False,
     progress: bool | Progress = False,
 ) -> BuildReport:
     """Index the images of `sources` (folders, corpora, tar shards) and the texts of `texts`.
@@ -72,6 +75,10 @@ def build_index(
     `precision`: of stored fragments. `split`: of corpora, only this split. `overwrite`: replace what is there, an index
     of other runs, say. `progress`: True draws a bar; a function is called with (done, total) after every batch.
 
+    What cannot be listed stays in the index, and `unlisted` of the report names it; so does what a folder had that is
+    empty or missing now. Dropping more than a fifth of the images or texts (and more than ten) is refused. `prune`:
+    drop that much, and what empty or missing folders had.
+
         report = build_index("quintet-small", "~/Pictures", "photos.index")
     """
     began = time.monotonic()
@@ -80,6 +87,7 @@ def build_index(
     _check(places, texts, precision, batch_size)
     index = user_path(out).resolve()
     check_sources(index, [*places, *([] if texts is None else [texts])])
+    _check_missing(places, index, overwrite)
     team = _open_team(_several(run), _several(rerank_with), device, precision)
     with writing(index) as name:
         if not overwrite and (index / "index.json").exists():
@@ -93,9 +101,10 @@ def build_index(
             before = _before(index, database, team, overwrite)
             remove_unused_files(database, index / "vectors")
             old = _entries_of(database, before)
-            by_path = _by_path(before, old)
-            found = find_images(places, index, split=split, before=by_path)
+            earlier = Earlier(() if before is None else before.roots, old.values())
+            found = find_images(places, index, split=split, earlier=earlier, prune=prune)
             found_texts = find_texts(texts, split=split) if texts is not None else []
+            _check_listed(found, old, len(found_texts), overwrite and database.head("manifest") is not None)
             most = max(len(found.images), len(found_texts))
             store = choose_store(store, most, name + team.fingerprint)
             if team.roles.first:
@@ -109,8 +118,9 @@ def build_index(
             }
             count = _Count(len(found.images) + len(found_texts), report)
             images = ImageEncoder(encoded["image"], team.encoder, batch_size=batch_size, workers=workers)
-            contents = images.encode(found, _known_contents(found, by_path), count)
+            contents = found.without_moved(images.encode(found, _known_contents(found), count))
             made = images.encoded + encode_texts(encoded["text"], team.encoder, found_texts, batch_size, count)
+            _check_dropped(found, contents, found_texts, old)
             encoded["image"].compact({content for content in contents if content})
             encoded["text"].compact({text.content for text in found_texts})
 
@@ -131,7 +141,7 @@ def build_index(
                 faiss=_prepare_indexes(database, index, before, team.roles, store, encoded, entries),
                 counts={kind: len(entries[kind]) for kind in KINDS},
                 roots=tuple(found.roots),
-                texts=None if texts is None else str(texts.resolve()),
+                texts=None if texts is None else path_text(texts.resolve()),
                 made=provenance(),
             )
             new = {entry.item.id: entry for kind in KINDS for entry in entries[kind]}
@@ -150,6 +160,7 @@ def build_index(
         kept=len(new.keys() & old.keys()),
         dropped=len(old.keys() - new.keys()),
         unreadable=found.unreadable,
+        unlisted=[each for each in found.unlisted.values() if each.kept or not each.gone],
         encoded=made,
         generation=manifest.generation,
         seconds=time.monotonic() - began,
@@ -167,6 +178,19 @@ def _check(sources: Sequence[Path], texts: Path | None, precision: str, batch_si
         raise SearchError("there is nothing to index: name images, or a file of texts")
     if batch_size < 1:
         raise SearchError(f"a batch has at least one image, got {batch_size}")
+
+
+def _check_missing(sources: Sequence[Path], index: Path, overwrite: bool) -> None:
+    """Refuse sources that are not there, before anything is opened; those that the index has may be on a disk."""
+    for source in sources:
+        if os.path.lexists(source):
+            continue
+        roots: Sequence[Root] = ()
+        if not overwrite and (index / "index.json").exists():
+            roots = Manifest.read(index).roots
+        path = path_text(os.path.realpath(source))
+        if not any(f"{root.path}/".startswith(f"{path}/") or f"{path}/".startswith(f"{root.path}/") for root in roots):
+            raise SearchError(f"{source} does not exist; the index is as it was")
 
 
 class _Count:
@@ -223,20 +247,54 @@ def _entries_of(database: ItemDatabase, before: Manifest | None) -> dict[str, En
     return {} if before is None else {entry.item.id: entry for entry in database.all()}
 
 
-def _by_path(manifest: Manifest | None, entries: Mapping[str, Entry]) -> dict[tuple[str, str], Entry]:
-    """Images by the path of their root and their own."""
-    return {
-        (manifest.roots[entry.item.root].path, entry.item.path): entry
-        for entry in entries.values()
-        if manifest is not None and entry.item.root is not None and entry.item.path is not None
+def _check_listed(found: Sources, old: Mapping[str, Entry], texts: int, replaces: bool) -> None:
+    """Before anything is encoded: refuse what is sure to empty an index."""
+    if not found.images and not texts:
+        raise SearchError("nothing would be left in the index; it is as it was. Remove its folder to be rid of it")
+    if replaces and found.unlisted and not found.prune:
+        first = next(iter(found.unlisted.values()))
+        raise SearchError(
+            f"{first.path}: {first.why}; an index that is replaced cannot keep what cannot be listed, so it is as it "
+            "was. Make it readable, or add --prune (from Python: prune=True)"
+        )
+    images = sum(entry.item.kind == "image" for entry in old.values())
+    check_dropped("image", images - len(found.images), images, _gone_image(found, old), found.prune)
+
+
+def _gone_image(found: Sources, old: Mapping[str, Entry]) -> str:
+    """The first image of the index that is not where it was."""
+    here = {found.key(image) for image in found.images}
+    paths = (path for _, path in found.earlier.keys() - here)
+    return text_path(min(paths, default=""))
+
+
+def _check_dropped(
+    found: Sources, contents: Sequence[str | None], texts: Sequence[IndexedText], old: Mapping[str, Entry]
+) -> None:
+    """Once all is read: an image is gone where neither its path nor its content is there, a text where it is not."""
+    here = {found.key(image) for image, content in zip(found.images, contents, strict=True) if content is not None}
+    known = {*contents, *(text.content for text in texts)}
+    gone = [entry for entry in old.values() if entry.content not in known]
+    images = [
+        entry.item.path or entry.item.id
+        for entry in gone
+        if entry.item.kind == "image"
+        and (entry.item.root is None or key(found.earlier.roots[entry.item.root], entry.item.path or "") not in here)
+    ]
+    kinds: dict[Kind, list[str]] = {
+        "image": images,
+        "text": [entry.item.text or "" for entry in gone if entry.item.kind == "text"],
     }
+    for kind, names in kinds.items():
+        of = sum(entry.item.kind == kind for entry in old.values())
+        check_dropped(kind, len(names), of, min(names, default=""), found.prune)
 
 
-def _known_contents(found: Sources, before: Mapping[tuple[str, str], Entry]) -> list[str | None]:
+def _known_contents(found: Sources) -> list[str | None]:
     """Files whose size and time of change are as they were need not be read."""
     known = []
     for image in found.images:
-        entry = before.get((found.roots[image.root].path, image.path))
+        entry = found.earlier.at(found.key(image))
         same = entry is not None and image.file is not None and entry.stamp == image.stamp
         known.append(image.content or (entry.content if entry is not None and same else None))
     return known

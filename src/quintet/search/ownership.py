@@ -67,11 +67,9 @@ def check_place(index: Path) -> None:
 
 
 def check_sources(index: Path, sources: Sequence[Path]) -> None:
-    """Refuse sources that are not there, and those that the index would lie in, or that lie in the index."""
+    """Refuse sources that the index would lie in, or that lie in the index."""
     for source in sources:
-        if not source.exists():
-            raise SearchError(f"{source} does not exist; the index is as it was")
-        if _lies_in(source.resolve(), index):
+        if _lies_in(Path(os.path.realpath(source)), index):
             raise SearchError(
                 f"{source} lies in the folder of the index, {index}, where only the index keeps files; nothing was "
                 "changed: name a folder for the index that is outside of what is indexed"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, overload
 
@@ -30,7 +31,7 @@ from quintet.search import (
 )
 from quintet.search.encoder import Encoder, query_vectors
 from quintet.search.explain import Explanation, explain
-from quintet.search.index_folder import Manifest, check_marker
+from quintet.search.index_folder import Manifest, check_marker, text_path
 from quintet.search.items import KINDS, Entry, Hit, Item, ItemDatabase, Kind
 from quintet.search.sources import LONGEST_TEXT, unpacked
 from quintet.search.stores import Store, Where, open_store, parse_where
@@ -327,13 +328,15 @@ class Searcher:
         """The image file of an item: it exists and lies inside an indexed folder, or this raises."""
         entry = self._opened.items.entry(item_id)
         path, top = self._file_of(entry)
-        if not path.resolve().is_relative_to(top.resolve()):
+        real = Path(os.path.realpath(path))
+        if not real.is_relative_to(os.path.realpath(top)):
             raise MissingImage(f"the image of item {item_id!r} lies outside the indexed folders")
-        if not path.is_file():
-            raise MissingImage(
-                f"{path} is gone since it was indexed; run `quintet index` again to bring the index up to date"
-            )
-        return path.resolve()
+        with suppress(OSError, ValueError):  # not readable, or no name of a file
+            if real.is_file():
+                return real
+        raise MissingImage(
+            f"{path} is gone since it was indexed; run `quintet index` again to bring the index up to date"
+        )
 
     def _file_of(self, entry: Entry) -> tuple[Path, Path]:
         """The image file, and the folder it must lie in."""
@@ -343,7 +346,7 @@ class Searcher:
         root = self.manifest.roots[item.root]
         if root.kind == "shards":
             return unpacked(self.index, entry), self.index / "images"
-        return Path(root.path) / item.path, Path(root.path)
+        return Path(text_path(root.path)) / text_path(item.path), Path(text_path(root.path))
 
     def describe(self) -> dict[str, Any]:
         """What this index is, in plain values."""

@@ -2,41 +2,33 @@
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import hashlib
-import json
-import math
 import os
-import re
-from collections.abc import Iterator, Mapping, Sequence
+import stat
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path, PurePosixPath
-from typing import Any
-
-from PIL import ExifTags
-from PIL.Image import Exif
+from typing import IO
 
 from quintet.data.corpus import Corpus, Image
 from quintet.data.formats.assembly import Notes, read_lines
 from quintet.data.formats.webdataset import PATTERNS, shard_files
 from quintet.data.images import IMAGE_SUFFIXES
-from quintet.errors import CorpusError
+from quintet.errors import CorpusError, QuintetError
 from quintet.files import atomic_write, read_jsonl
 from quintet.search import SearchError
-from quintet.search.index_folder import Root, RootKind
+from quintet.search.fields import file_facts, lies_in, parse_fields, plain_fields, sidecar
+from quintet.search.index_folder import Root, RootKind, path_text, text_path
 from quintet.search.items import Entry
+from quintet.search.kept import Earlier, Unlisted, key
 from quintet.search.stores import Scalar
 from quintet.search.stores.store import is_text
-from quintet.search.stores.where import FIELD, LARGEST_INTEGER
 
 # Images to a person, but not to Pillow as it is installed: named, not passed over in silence.
 OTHER_IMAGES = (".heic", ".heif", ".jxl", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf", ".orf", ".psd")
-Before = Mapping[tuple[str, str], Entry]  # images of the last build by the path of their root and their own
-LONGEST_VALUE = 1_000  # characters of a value; a filter needs no more
 LONGEST_TEXT = 10_000  # characters of a text, of an index or a query
-# Dates as cameras write them: when it was taken, when it was digitised, when the file was changed.
-_DATES = (ExifTags.Base.DateTimeOriginal, ExifTags.Base.DateTimeDigitized, ExifTags.Base.DateTime)
 
 
 @dataclass(frozen=True)
@@ -44,24 +36,91 @@ class Found:
     """An image of a source."""
 
     root: int
-    path: str  # relative to the root, with forward slashes; of a shard's member "shard.tar/name.jpg"
+    path: str  # relative to the root, as `path_text` writes it; of a shard's member "shard.tar/name.jpg"
     file: Path | None  # where its bytes are; None: only features are known
     stamp: str  # the same stamp, the same content
     content: str | None = None  # checksum, where it is known already
     metadata: dict[str, Scalar] = field(default_factory=dict)
     image: Image | None = None  # the row of a corpus
+    kept: Unlisted | None = None  # it was not seen now, but is in the index
 
 
 @dataclass
 class Sources:
+    """`earlier`: what the index holds. `prune`: nothing is kept of folders that are empty or missing."""
+
+    earlier: Earlier = field(default_factory=Earlier)
+    prune: bool = False
     roots: list[Root] = field(default_factory=list)
     images: list[Found] = field(default_factory=list)
     corpora: dict[int, Corpus] = field(default_factory=dict)  # by root
     unreadable: list[tuple[str, str]] = field(default_factory=list)  # path, why
+    unlisted: dict[str, Unlisted] = field(default_factory=dict)  # by path
 
-    def add_root(self, kind: RootKind, path: Path) -> int:
-        self.roots.append(Root(kind, str(path.resolve())))
+    def add_root(self, kind: RootKind, path: Path | str) -> int:
+        self.roots.append(Root(kind, path_text(os.path.realpath(path))))
         return len(self.roots) - 1
+
+    def key(self, image: Found) -> tuple[RootKind, str]:
+        return key(self.roots[image.root], image.path)
+
+    def keep(
+        self,
+        path: str,
+        folder: Path,
+        why: str,
+        index: Path,
+        *,
+        gone: bool,
+        root: int | None = None,
+        image: Image | None = None,
+    ) -> bool:
+        """Keep the images of the index at or below a path, because of a folder; whether there are any.
+
+        `path`: absolute, as `path_text` writes it. `gone`: nothing is there, so there may be nothing to list.
+        `root`: what they belong to now, unless it is of another kind. `image`: of a corpus, its row.
+        """
+        below = list(self.earlier.below(path, *(("folder", "shards") if image is None else ("corpus",))))
+        if image is not None:
+            below = [each for each in below if each[1].item.metadata.get("image") == image.id]
+        if gone and (self.prune or not below):
+            return bool(below)
+        told = self.unlisted.setdefault(str(folder), Unlisted(str(folder), why, gone))
+        for before, entry in below:
+            number = root
+            if number is None or self.roots[number].kind != before.kind:
+                if before not in self.roots:
+                    self.roots.append(before)
+                number = self.roots.index(before)
+            self.add_again(number, before, entry, index, told, image)
+        return bool(below)
+
+    def add_again(
+        self,
+        root: int,
+        before: Root,
+        entry: Entry,
+        index: Path,
+        kept: Unlisted | None = None,
+        image: Image | None = None,
+    ) -> None:
+        """An image of the last build, where it was below the root `before`, as it was."""
+        whole = key(before, entry.item.path or "")[1]
+        path = whole[len(self.roots[root].path.rstrip("/")) + 1 :]
+        file = unpacked(index, entry) if before.kind == "shards" else Path(text_path(whole))
+        metadata = dict(entry.item.metadata)
+        self.images.append(Found(root, path, file, entry.stamp, entry.content, metadata, image, kept))
+
+    def without_moved(self, contents: Sequence[str | None]) -> list[str | None]:
+        """The contents of the images that stay: what an empty or missing folder had, and a new path has, was moved."""
+        both = list(zip(self.images, contents, strict=True))
+        new = {content for image, content in both if image.kept is None and self.key(image) not in self.earlier}
+        both = [(image, content) for image, content in both if not (image.kept and image.kept.gone and content in new)]
+        self.images = [image for image, _ in both]
+        for image, content in both:
+            if image.kept is not None and content is not None:
+                image.kept.kept += 1
+        return [content for _, content in both]
 
 
 def file_stamp(facts: os.stat_result) -> str:
@@ -69,9 +128,11 @@ def file_stamp(facts: os.stat_result) -> str:
     return f"{facts.st_size}:{facts.st_mtime_ns}"
 
 
-def content_of(data: bytes) -> str:
+def content_of(data: bytes | IO[bytes]) -> str:
     """The checksum by which an image is known, wherever it lies."""
-    return hashlib.sha256(data).hexdigest()[:32]
+    if isinstance(data, bytes):
+        return hashlib.sha256(data).hexdigest()[:32]
+    return hashlib.file_digest(data, "sha256").hexdigest()[:32]  # type: ignore[arg-type]
 
 
 def numbered(contents: Sequence[str]) -> list[str]:
@@ -88,117 +149,199 @@ def numbered(contents: Sequence[str]) -> list[str]:
     return ids
 
 
-def find_images(sources: Sequence[Path], index: Path, *, split: str | None, before: Before) -> Sources:
+def find_images(
+    sources: Sequence[Path], index: Path, *, split: str | None, earlier: Earlier | None = None, prune: bool = False
+) -> Sources:
     """Everything in the sources that looks like an image. `split`: of corpora, only this split.
 
-    An empty source is refused: it may be a disk that is not mounted, and would empty the index.
+    A source without images is refused, unless the index has some of it.
     """
-    found = Sources()
+    found = Sources(earlier or Earlier(), prune)
     for source in dict.fromkeys(sources):
-        if not source.exists():
-            raise SearchError(f"{source} does not exist; the index is as it was")
         count = len(found.images)
-        if (source / "corpus.json").is_file():
-            _find_in_corpus(found, source.resolve(), split)
-        elif source.is_dir():
-            _find_in_folder(found, source, index, before)
-        elif _is_shard(source):
-            find_in_shards(found, source.parent, [source], index, before)
-        else:
-            _add_file(found, found.add_root("folder", source.parent), source.parent, source)
-        if len(found.images) == count:
+        known = _find(found, source, index, split)
+        if len(found.images) == count and not known:
+            told = [*found.unlisted.values()]
             refused = f", the first because: {found.unreadable[0][1]}" if found.unreadable else ""
+            refused = f"; {told[0].path}: {told[0].why}" if told else refused
             raise SearchError(
                 f"{source} holds no images ({', '.join(IMAGE_SUFFIXES)}) and no tar shards{refused}; "
                 "the index is as it was"
             )
-    found.images = _once(found)
+    found.images = list(_once(found))
     return found
 
 
-def _once(found: Sources) -> list[Found]:
+def _once(found: Sources) -> Iterator[Found]:
     """The images without those of folders that a source before has named: a folder inside another, or a file of one."""
-    seen: set[str] = set()
-    images = []
+    seen: set[tuple[RootKind, str]] = set()
     for image in found.images:
-        if image.file is not None and found.roots[image.root].kind == "folder":
-            path = os.path.abspath(image.file)  # noqa: PTH100  # links are not followed: they are other paths
-            if path in seen:
-                continue
-            seen.add(path)
-        images.append(image)
-    return images
+        at = found.key(image)
+        if at in seen and (at[0] == "folder" or (at[0] == "shards" and image.kept is not None)):
+            continue
+        seen.add(at)
+        yield image
 
 
-def _find_in_folder(found: Sources, source: Path, index: Path, before: Before) -> None:
-    files = list(_walk(source))
-    shards = [path for path in files if _is_shard(path)]
-    images = [path for path in files if path.suffix.lower() in (*IMAGE_SUFFIXES, *OTHER_IMAGES)]
-    if shards and not images:
-        find_in_shards(found, source, shards, index, before)
-        return
-    root = found.add_root("folder", source)
-    for path in images:
-        _add_file(found, root, source, path)
-
-
-def _walk(folder: Path) -> Iterator[Path]:
-    """Files in a stable order; hidden ones are passed over."""
-    for name, folders, files in os.walk(folder):
-        folders[:] = sorted(each for each in folders if not each.startswith("."))
-        yield from (Path(name) / file for file in sorted(files) if not file.startswith("."))
-
-
-def _is_shard(path: Path) -> bool:
-    return any(path.match(pattern) for pattern in PATTERNS)
-
-
-def _add_file(found: Sources, root: int, start: Path, path: Path) -> None:
-    why = _refusal(path, start)
-    if why is not None:
-        found.unreadable.append((os.fsencode(path).decode("utf-8", "replace"), why))
-        return
-    facts = path.stat()
-    metadata = sidecar(path) | file_facts(facts.st_size, facts.st_mtime_ns)
-    found.images.append(Found(root, path.relative_to(start).as_posix(), path, file_stamp(facts), metadata=metadata))
-
-
-def _refusal(path: Path, start: Path) -> str | None:
-    if path.suffix.lower() in OTHER_IMAGES:
-        return f"{path.suffix} images cannot be read; export it as JPEG or PNG"
+def _find(found: Sources, source: Path, index: Path, split: str | None) -> bool:
+    """Whether the index has images of the source, though none may be there now."""
+    top = os.path.realpath(source)
     try:
-        str(path).encode()
-    except UnicodeEncodeError:
-        return "its name is not UTF-8; rename it"
-    if not path.resolve().is_relative_to(start.resolve()):
-        return "a link that leads out of the indexed folder; index the folder it leads to"
-    if not path.is_file():
-        return "a link to nothing, or not a file"
-    return None
+        facts = source.stat()
+        has_corpus = stat.S_ISDIR(facts.st_mode) and (source / "corpus.json").is_file()
+    except (OSError, ValueError) as error:
+        why, gone = _why(error)
+        if not found.keep(path_text(top), source, why, index, gone=gone):
+            raise SearchError(f"{source}: {why}; the index is as it was") from None
+        return True
+    if has_corpus:
+        _find_in_corpus(found, Path(top), split, index)
+    elif Root("corpus", path_text(top)) in found.earlier.roots and not found.prune:
+        raise SearchError(
+            f"{source} was a corpus when it was indexed, and has no corpus.json now; the index is as it was. Is its "
+            "disk not mounted? With --prune (prune=True) it is indexed as what it is now"
+        )
+    elif stat.S_ISDIR(facts.st_mode):
+        return _find_in_folder(found, source, top, index)
+    elif _is_shard(source.name):
+        _find_in_shard(found, found.add_root("shards", source.parent), source, source.name, index)
+    else:
+        _add_file(found, found.add_root("folder", source.parent), source.parent, source.name, index)
+    return False
 
 
-def _find_in_corpus(found: Sources, source: Path, split: str | None) -> None:
+def _why(error: Exception) -> tuple[str, bool]:
+    """Why a file or folder cannot be looked at, and whether nothing is there."""
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        return "does not exist", True
+    if isinstance(error, OSError):
+        return (error.strerror or str(error)), False
+    return "its name is none that a file can have", False
+
+
+# Folders
+
+
+def _find_in_folder(found: Sources, source: Path, top: str, index: Path) -> bool:
+    known = False
+    images: list[tuple[str, os.DirEntry[str] | None, Exception | None]] = []
+    shards: list[str] = []
+    for folder, files, error in _walk(source):
+        if error is not None or files is None:  # not listed, or nothing in it
+            images.append((folder, None, error))
+            continue
+        for each in files:
+            suffix = PurePosixPath(each.name).suffix.lower()
+            if suffix in IMAGE_SUFFIXES or suffix in OTHER_IMAGES:
+                images.append((os.path.join(folder, each.name), each, None))  # noqa: PTH118  # many
+            elif _is_shard(each.name):
+                shards.append(os.path.join(folder, each.name))  # noqa: PTH118
+    only_shards = shards and not any(file for _, file, _ in images)
+    root = found.add_root("shards" if only_shards else "folder", top)
+    for shard in shards if only_shards else ():
+        _find_in_shard(found, root, source / shard, shard, index)
+    for path, file, error in images:
+        if file is not None:
+            _add_file(found, root, source, path, index, is_link=file.is_symlink())
+            continue
+        why, gone = ("is empty", True) if error is None else _why(error)
+        at = f"{found.roots[root].path.rstrip('/')}/{path_text(path)}".rstrip("/")
+        known |= found.keep(at, source / path, why, index, gone=gone, root=root)
+    return known
+
+
+def _walk(source: Path) -> Iterator[tuple[str, list[os.DirEntry[str]] | None, Exception | None]]:
+    """The folders of a source, itself included, by their path in it, with their files in a stable order.
+
+    Hidden ones are passed over. No files and no error: nothing is in the folder.
+    """
+    waiting = [""]
+    while waiting:
+        folder = waiting.pop()
+        try:
+            with os.scandir(source / folder) as listed:
+                entries = sorted((each for each in listed if not each.name.startswith(".")), key=lambda each: each.name)
+            folders = [each.name for each in entries if each.is_dir(follow_symlinks=False)]
+            files = [each for each in entries if not each.is_dir(follow_symlinks=False)]
+        except (OSError, ValueError) as error:
+            yield folder, None, error
+            continue
+        yield folder, files if entries else None, None
+        waiting += [os.path.join(folder, name) for name in reversed(folders)]  # noqa: PTH118
+
+
+def _is_shard(name: str) -> bool:
+    return any(PurePosixPath(name).match(pattern) for pattern in PATTERNS)
+
+
+def _add_file(found: Sources, root: int, source: Path, name: str, index: Path, *, is_link: bool | None = None) -> None:
+    path, top = source / name, text_path(found.roots[root].path)
+    suffix = path.suffix.lower()
+    try:
+        if suffix in OTHER_IMAGES:
+            raise _Refused(f"{path.suffix} images cannot be read; export it as JPEG or PNG")
+        if (path.is_symlink() if is_link is None else is_link) and not lies_in(path, top):
+            raise _Refused("a link that leads out of the indexed folder; index the folder it leads to")
+        facts = path.stat()
+        if not stat.S_ISREG(facts.st_mode):
+            raise _Refused("not a file")
+    except _Refused as refused:
+        found.unreadable.append((str(path), str(refused)))
+        return
+    except (OSError, ValueError) as error:
+        why, gone = _why(error)
+        if gone or getattr(error, "errno", None) == errno.ELOOP:
+            found.unreadable.append((str(path), "a link to nothing" if gone else "a link to itself"))
+        else:
+            at = f"{found.roots[root].path.rstrip('/')}/{path_text(name)}"
+            found.keep(at, path.parent, why, index, gone=False, root=root)
+        return
+    fields, refused_sidecars = sidecar(path, top)
+    found.unreadable += refused_sidecars
+    metadata = fields | file_facts(facts)
+    found.images.append(Found(root, path_text(name), path, file_stamp(facts), metadata=metadata))
+
+
+class _Refused(Exception):  # noqa: N818
+    """Why a file is not indexed."""
+
+
+# Corpora
+
+
+def _find_in_corpus(found: Sources, source: Path, split: str | None, index: Path) -> None:
     corpus = Corpus.open(source)
     images = corpus.images if split is None else corpus.split(split).images
-    paths = {image.id: corpus.image_path(image).resolve() for image in images if image.path is not None}
+    paths = {image.id: Path(os.path.realpath(corpus.image_path(image))) for image in images if image.path is not None}
     outside = [path.parent for path in paths.values() if not path.is_relative_to(source)]
     inside_root = _add_corpus_root(found, corpus, source)
     # Imported images may have stayed where they were: that folder is then a root of its own.
     elsewhere = Path(os.path.commonpath(outside)) if outside else source
     outside_root = _add_corpus_root(found, corpus, elsewhere) if outside else inside_root
+    gone = cache(_is_gone)
     for image in images:
+        metadata = _corpus_facts(found, image)
         if image.path is None:
-            found.images.append(Found(inside_root, "", None, "", metadata=_corpus_facts(image), image=image))
+            found.images.append(Found(inside_root, "", None, "", metadata=metadata, image=image))
             continue
         path = paths[image.id]
-        if not path.is_file():
-            found.unreadable.append((str(path), "does not exist; was it moved or deleted?"))
+        try:
+            facts = path.stat()
+            if not stat.S_ISREG(facts.st_mode):
+                found.unreadable.append((str(path), "not a file"))
+                continue
+        except (OSError, ValueError) as error:
+            why, is_gone = _why(error)
+            folder_why = gone(path.parent) if is_gone else why
+            if folder_why is None:
+                found.unreadable.append((str(path), "does not exist; was it moved or deleted?"))
+            elif not found.keep(path_text(path), path.parent, folder_why, index, gone=is_gone, image=image):
+                found.unreadable.append((str(path), why))
             continue
-        here, start = (inside_root, source) if path.is_relative_to(source) else (outside_root, elsewhere)
-        facts = path.stat()
-        metadata = _corpus_facts(image) | file_facts(facts.st_size, facts.st_mtime_ns)
-        name = path.relative_to(start).as_posix()
-        found.images.append(Found(here, name, path, file_stamp(facts), metadata=metadata, image=image))
+        root, start = (inside_root, source) if path.is_relative_to(source) else (outside_root, elsewhere)
+        name = path_text(path.relative_to(start))
+        metadata |= file_facts(facts)
+        found.images.append(Found(root, name, path, file_stamp(facts), metadata=metadata, image=image))
 
 
 def _add_corpus_root(found: Sources, corpus: Corpus, folder: Path) -> int:
@@ -207,37 +350,53 @@ def _add_corpus_root(found: Sources, corpus: Corpus, folder: Path) -> int:
     return root
 
 
-def _corpus_facts(image: Image) -> dict[str, str | int | float | bool]:
-    return plain_fields(image.extra) | {"image": image.id, "group": image.group}
+def _is_gone(folder: Path) -> str | None:
+    """Why nothing of a folder can be seen."""
+    try:
+        with os.scandir(folder) as listed:
+            return None if any(not each.name.startswith(".") for each in listed) else "is empty"
+    except (OSError, ValueError) as error:
+        return _why(error)[0]
+
+
+def _corpus_facts(found: Sources, image: Image) -> dict[str, Scalar]:
+    try:
+        fields = plain_fields(image.extra)
+    except QuintetError as error:
+        found.unreadable.append((f"image {image.id!r:.80}", f"{error}; it is indexed without these fields"))
+        fields = {}
+    return fields | {"image": image.id, "group": image.group}
 
 
 # Tar shards: their images are unpacked into the index, named by their content, so that they can be shown
 
 
-def find_in_shards(
-    found: Sources, start: Path, shards: Sequence[Path], index: Path, before: Mapping[tuple[str, str], Entry]
-) -> None:
-    """`before`: entries of the last build; a shard that did not change since is not read again."""
-    root = found.add_root("shards", start)
-    source = found.roots[root].path
-    for shard in shards:
-        name, stamp = shard.relative_to(start).as_posix(), file_stamp(shard.stat())
-        kept = [entry for (where, path), entry in before.items() if where == source and path.startswith(f"{name}/")]
-        if kept and all(entry.stamp == stamp and unpacked(index, entry).is_file() for entry in kept):
-            found.images += [_again(root, entry, index) for entry in kept]
-            continue
-        first = len(found.images)
-        try:
-            _unpack(found, root, shard, name, stamp, index)
-        except CorpusError as error:
-            found.unreadable.append((str(shard), str(error)))
-            # What stood before the damage is good; without a stamp the shard is read again, and its damage told again.
-            found.images[first:] = [replace(image, stamp="") for image in found.images[first:]]
-
-
-def _again(root: int, entry: Entry, index: Path) -> Found:
-    path = entry.item.path or ""
-    return Found(root, path, unpacked(index, entry), entry.stamp, entry.content, dict(entry.item.metadata))
+def _find_in_shard(found: Sources, root: int, shard: Path, name: str, index: Path) -> None:
+    """A shard that did not change since the last build is not read again."""
+    name = path_text(name)
+    at = f"{found.roots[root].path.rstrip('/')}/{name}"
+    first = len(found.images)
+    try:
+        facts = shard.stat()
+        if not stat.S_ISREG(facts.st_mode):
+            raise CorpusError(f"{shard} is not a file")
+        stamp = file_stamp(facts)
+        known = list(found.earlier.below(at, "shards"))
+        if known and all(entry.stamp == stamp and unpacked(index, entry).is_file() for _, entry in known):
+            for before, entry in known:
+                found.add_again(root, before, entry, index)
+            return
+        with shard.open("rb"):  # that it may be read
+            pass
+        _unpack(found, root, shard, name, stamp, index)
+    except (OSError, ValueError) as error:
+        why, gone = _why(error)
+        found.keep(at, shard, why, index, gone=gone, root=root)
+    except CorpusError as error:
+        found.unreadable.append((str(shard), str(error)))
+        # What stood before the damage is good; without a stamp the shard is read again, and its damage told again.
+        found.images[first:] = [replace(image, stamp="") for image in found.images[first:]]
+        found.keep(at, shard, "is damaged", index, gone=True, root=root)
 
 
 def _unpack(found: Sources, root: int, shard: Path, name: str, stamp: str, index: Path) -> None:
@@ -248,7 +407,10 @@ def _unpack(found: Sources, root: int, shard: Path, name: str, stamp: str, index
         path = PurePosixPath(member)
         metadata = fields.setdefault(str(path.parent / path.name.partition(".")[0]), {})
         if path.suffix.lower() == ".json":
-            metadata |= _fields(data)
+            try:
+                metadata |= parse_fields(data)
+            except QuintetError as error:
+                found.unreadable.append((f"{shard}/{member}", f"{error}; images are indexed without these fields"))
         elif path.suffix.lower() in IMAGE_SUFFIXES:
             metadata["bytes"] = len(data)
             content = content_of(data)
@@ -256,15 +418,8 @@ def _unpack(found: Sources, root: int, shard: Path, name: str, stamp: str, index
             if not file.is_file():
                 with atomic_write(file) as temporary:
                     temporary.write_bytes(data)
-            found.images.append(Found(root, f"{name}/{member}", file, stamp, content, metadata))
+            found.images.append(Found(root, f"{name}/{path_text(member)}", file, stamp, content, metadata))
     found.unreadable += [(str(shard), line) for line in notes.lines()]
-
-
-def _fields(data: bytes) -> dict[str, Scalar]:
-    try:
-        return plain_fields(json.loads(data))
-    except ValueError:
-        return {}
 
 
 def unpacked(index: Path, entry: Entry) -> Path:
@@ -274,78 +429,6 @@ def unpacked(index: Path, entry: Entry) -> Path:
 
 def _unpacked_path(index: Path, content: str, suffix: str) -> Path:
     return index / "images" / content[:2] / f"{content}{suffix.lower()}"
-
-
-# Metadata: size and date from the file, all else from a JSON file beside it
-
-
-def image_facts(size: tuple[int, int], exif: Exif) -> dict[str, Scalar]:
-    """Fields from the image itself; `date`, `time` and `year` only where its EXIF says when it was taken."""
-    facts: dict[str, Scalar] = {"width": size[0], "height": size[1]}
-    taken = exif_date(exif)
-    if taken is not None:
-        facts |= {"date": taken.date().isoformat(), "time": taken.time().isoformat("seconds"), "year": taken.year}
-    return facts
-
-
-def exif_date(exif: Exif) -> datetime | None:
-    """When an image was taken.
-
-    >>> exif = Exif()
-    >>> exif[ExifTags.Base.DateTime] = "2024:05:01 10:11:12"
-    >>> exif_date(exif)
-    datetime.datetime(2024, 5, 1, 10, 11, 12)
-    """
-    found: dict[int, Any] = dict(exif)
-    with contextlib.suppress(KeyError, ValueError, TypeError, OSError, SyntaxError):  # damaged EXIF is no EXIF
-        found |= exif.get_ifd(ExifTags.IFD.Exif)
-    for tag in _DATES:
-        with contextlib.suppress(ValueError):
-            return datetime.strptime(str(found.get(tag, "")).strip("\0 ")[:19], "%Y:%m:%d %H:%M:%S")
-    return None
-
-
-def file_facts(size: int, changed_ns: int) -> dict[str, Scalar]:
-    """
-    >>> file_facts(1024, 1714557600 * 10**9)
-    {'bytes': 1024, 'modified': '2024-05-01'}
-    """
-    return {"bytes": size, "modified": datetime.fromtimestamp(changed_ns / 1e9, UTC).date().isoformat()}
-
-
-def sidecar(image: Path) -> dict[str, Scalar]:
-    """The fields of `photo.jpg.json` or `photo.json` beside `photo.jpg`; none where there is no such file."""
-    for path in (image.with_name(image.name + ".json"), image.with_suffix(".json")):
-        try:
-            value = json.loads(path.read_bytes())
-        except (OSError, ValueError):
-            continue
-        return plain_fields(value)
-    return {}
-
-
-def plain_fields(value: Any) -> dict[str, Scalar]:
-    """The fields that filters can compare: texts, numbers, true and false. Lists and objects are left out.
-
-    >>> plain_fields({"album": "sea", "taken at": 4, "tags": ["a"], "none": None})
-    {'album': 'sea', 'taken_at': 4}
-    """
-    if not isinstance(value, Mapping):
-        return {}
-    return {_field_name(str(key)): field for key, field in value.items() if _is_plain(field)}
-
-
-def _field_name(name: str) -> str:
-    plain = re.sub(r"[^A-Za-z0-9_]", "_", name)
-    return plain if FIELD.fullmatch(plain) else f"_{plain}"
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, str):
-        return len(value) <= LONGEST_VALUE and is_text(value)
-    if isinstance(value, int):  # booleans too
-        return abs(value) <= LARGEST_INTEGER
-    return isinstance(value, float) and math.isfinite(value)
 
 
 # Texts
