@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from PIL import Image as PILImage
 
 from quintet.data import loading
+from quintet.data.batches import ImageBatch
 from quintet.data.corpus import Corpus, Image, Text
 from quintet.data.feature_store import FeatureStore
 from quintet.data.loading import (
@@ -22,6 +24,7 @@ from quintet.data.loading import (
     load_pairs,
     text_batches,
 )
+from quintet.data.negatives import OfflineRows
 from quintet.data.vocabulary import WordVocabulary
 from quintet.errors import ImageError
 
@@ -150,6 +153,49 @@ def test_chances_are_uniform(tiny_corpus: Path) -> None:
         found.append(batch.texts.position_noise)
     counts = torch.histc(torch.cat(found), bins=12, min=0, max=1)
     assert ((counts - 288).square() / 288).sum() < 31.3  # chi-square, 11 degrees of freedom, 99.9 %
+
+
+def test_offline_negatives_are_what_their_names_say(tiny_corpus: Path) -> None:
+    """AOQ 3.2: t_off and i_off, the image that t_off belongs to and a text of i_off, each from its own rows."""
+    split = Corpus.open(tiny_corpus).split("train")
+    store = FeatureStore(tiny_corpus / "features" / "toy")
+    tokenizer = WordVocabulary.build([text.text for text in split.texts], min_count=1)
+    rows = OfflineRows(
+        off_text=np.array([4, 7]),
+        off_image=np.array([5, 1]),
+        derived_image=np.array([2, 3]),
+        derived_text=np.array([11, 2]),
+        text_rank=np.zeros(2, np.int64),
+        image_rank=np.zeros(2, np.int64),
+        corresponding=np.zeros(2, bool),
+    )
+    seen: dict[tuple[int, ...], list[str]] = {}
+
+    class Seeded(FeatureImages):
+        """Notes which random numbers each image is changed with."""
+
+        def batch(self, images: Sequence[Image], seeds: Sequence[Sequence[int]] | None = None) -> ImageBatch:
+            assert seeds is not None
+            for image, seed in zip(images, seeds, strict=True):
+                seen.setdefault(tuple(seed), []).append(image.id)
+            return super().batch(images)
+
+    tokenized = TokenizedTexts(tokenizer, split.texts)
+    pairs = [np.array([[0, 0], [8, 17]])]
+    [batch] = load_pairs(split, Seeded(store), tokenized, pairs, seed=(9,), offline=lambda _: rows)
+    assert batch.offline is not None
+    for given, wanted in (
+        (batch.offline.images, rows.off_image),
+        (batch.offline.derived_images, rows.derived_image),
+        (batch.images, [0, 8]),
+    ):
+        assert torch.equal(given.fragments, store.batch([split.images[row].id for row in wanted]).fragments)
+    for texts, text_rows in ((batch.offline.texts, rows.off_text), (batch.offline.derived_texts, rows.derived_text)):
+        found = [ids[:n].tolist() for ids, n in zip(texts.tokens, texts.lengths, strict=True)]
+        assert found == [tokenizer.ids(split.texts[row].text) for row in text_rows]
+    # An image is changed as the pair that it is in: (seed, image row, text row).
+    named = {(9, 0, 0): 0, (9, 8, 17): 8, (9, 5, 11): 5, (9, 1, 2): 1, (9, 2, 4): 2, (9, 3, 7): 3}
+    assert seen == {seed: [split.images[row].id] for seed, row in named.items()}
 
 
 def test_a_pool_of_texts_beside_the_batch(tiny_corpus: Path) -> None:
