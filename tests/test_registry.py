@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from quintet.errors import RecipeError
+from quintet.models import MODELS
 from quintet.registry import Registry
 
 THINGS = Registry(
@@ -35,3 +37,14 @@ def test_facts_fill_what_nobody_set() -> None:
         "numerator": 1,
         "denominator": 2,
     }
+
+
+def test_a_value_of_another_type_is_told_by_its_name() -> None:
+    sizes = {"image_dim": 8, "vocabulary_size": 10, "embed_dim": 4, "word_dim": 4}
+    for wrong in ({"lambda_softmax": "abc"}, {"lambda_softmax": float("nan")}, {"embed_dim": 4.5}, {"embed_dim": -4}):
+        with pytest.raises(RecipeError, match=f"{next(iter(wrong))} cannot be"):
+            MODELS.create("scan", **(sizes | wrong))
+    for wrong_choice in ({"direction": ["t2i"]}, {"direction": "t2j"}):
+        with pytest.raises(RecipeError, match="direction cannot be"):
+            MODELS.create("scan", **(sizes | wrong_choice))
+    MODELS.create("scan", **(sizes | {"lambda_softmax": np.float64(9)}))

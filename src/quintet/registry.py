@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from quintet.errors import RecipeError, suggest
 
@@ -56,10 +56,36 @@ class Registry:
                 continue
             if parameter.default is inspect.Parameter.empty and key not in arguments:
                 raise RecipeError(f"{self.kind} {name!r} needs the argument {key!r}")
+        self._check_types(name, arguments)
         try:
             return self.builder(name)(**arguments)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, ArithmeticError, RuntimeError) as error:
+            if isinstance(error, NotImplementedError | RecursionError) or "out of memory" in str(error):
+                raise
             raise RecipeError(f"{self.kind} {name!r} refused its arguments: {error}") from error
+
+    def _check_types(self, name: str, arguments: Mapping[str, Any]) -> None:
+        """Raise where a value is not of the type in the builder's signature: "abc" or NaN for a number."""
+        from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+        builder = self.builder(name)
+        try:
+            hints = get_type_hints(builder.__init__ if inspect.isclass(builder) else builder)
+        except (NameError, TypeError):  # a builder of C, or of a package whose annotations need another
+            return
+        strict = ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)
+        for key in arguments.keys() & hints.keys():
+            value = arguments[key]
+            plain = value.item() if hasattr(value, "dtype") and getattr(value, "ndim", 1) == 0 else value  # of numpy
+            try:
+                TypeAdapter(hints[key], config=strict).validate_python(plain)
+            except ValidationError as error:
+                told = error.errors()[0]["msg"]
+                names = get_args(hints[key]) if get_origin(hints[key]) is Literal else ()
+                hint = suggest(value, names) if names and isinstance(value, str) else told[:1].lower() + told[1:]
+                raise RecipeError(f"{self.kind} {name!r}: {key} cannot be {str(value)[:80]!r}; {hint}") from None
+            if isinstance(plain, int) and plain < 0:
+                raise RecipeError(f"{self.kind} {name!r}: {key} cannot be {plain}: it is a size or a count")
 
     def complete(self, name: str, arguments: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
         """`arguments`, completed with those `facts` that the builder takes and that are not set (sizes of the data)."""

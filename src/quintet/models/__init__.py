@@ -37,4 +37,6 @@ def create_model(name: str, **arguments: Any) -> Matcher:
     >>> type(matcher).__name__
     'VSE'
     """
-    return MODELS.create(name, **arguments)
+    from quintet.models.size_limit import build_within  # imports torch
+
+    return build_within(MODELS, name, arguments)

@@ -20,7 +20,8 @@ from quintet.data.vocabulary import WordVocabulary
 from quintet.errors import RecipeError
 from quintet.losses import OBJECTIVES
 from quintet.losses.step import Progress, Step, Term
-from quintet.models import MODELS
+from quintet.models import MODELS, create_model
+from quintet.models.size_limit import build_within
 from quintet.protocols import HasEmbedding, KeepsRegions, Matcher, Phased, UsesCategories, UsesTextPool
 from quintet.runs.checkpoint import load_tensors, own_rows, save_tensors, whole_state
 from quintet.runs.run import load
@@ -69,7 +70,7 @@ def complete_model(recipe: Recipe, data: TrainingData, tokenizer: Tokenizer) -> 
 
 def build_matcher(model: dict[str, Any], recipe: TokenizerRecipe, tokenizer: Tokenizer, seed: int) -> Matcher:
     """A fresh matcher, with pretrained word vectors if the recipe names a file."""
-    matcher: Matcher = MODELS.create(model["name"], **model["arguments"])
+    matcher: Matcher = create_model(model["name"], **model["arguments"])
     if recipe.word_vectors is not None and recipe.vectors_start:
         from quintet.data.word_vectors import initial_embedding
 
@@ -130,7 +131,7 @@ def build_objective(stage: StageRecipe, matcher: Matcher, tokenizer: Tokenizer, 
         facts["region_dim"] = matcher.region_dim
     return Objectives(
         {
-            name: OBJECTIVES.create(name, **OBJECTIVES.complete(name, arguments, facts))
+            name: build_within(OBJECTIVES, name, OBJECTIVES.complete(name, arguments, facts))
             for name, arguments in stage.loss.items()
         }
     )

@@ -19,7 +19,7 @@ from quintet.data.negatives import NegativeLists
 from quintet.data.tokenizers import Tokenizer, load_tokenizer
 from quintet.errors import RecipeError, RunError, suggest
 from quintet.files import read_json, user_path, write_text
-from quintet.models import MODELS
+from quintet.models import create_model
 from quintet.protocols import Matcher, module_of
 from quintet.runs.checkpoint import finish_run, load_tensors, load_weights, start_run
 from quintet.runs.devices import pick_device
@@ -104,7 +104,7 @@ def _recipe(recipe: str | Path | Recipe | Mapping[str, Any], settings: Sequence[
 
 def check_stages(recipe: Recipe, model: dict[str, Any], tokenizer: Tokenizer, data: TrainingData) -> None:
     """Build what each stage names once and drop it: a mistake in the last stage is reported before the first runs."""
-    matcher: Matcher = MODELS.create(model["name"], **model["arguments"])
+    matcher: Matcher = create_model(model["name"], **model["arguments"])
     if recipe.data.augment.words:
         tokenizer.kinds()  # raises if the vocabulary has no mask
     trainable = {parameter: parameter.requires_grad for parameter in matcher.parameters()}
