@@ -243,7 +243,7 @@ rsum: float = quintet.evaluate([run, "runs/first"], corpus).rsum
 trained: quintet.Run = quintet.train("vse-scenes", corpus, out="runs/second", seed=1, overrides=["matcher.embed_dim=8"])
 lists_of_negatives = quintet.mine(trained, corpus, top_texts=3)
 done: int = quintet.extract_features(corpus).images
-folder: Path = quintet.convert("scan", "model_best.pth.tar", "runs/theirs")
+theirs: quintet.Run = quintet.convert("scan", "model_best.pth.tar", "runs/theirs")
 reveal_type(images)
 reveal_type(run.matcher.score(images, texts))
 quintet.absent

@@ -10,13 +10,15 @@ import importlib
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from quintet.codes import Codes
+
+T = TypeVar("T")
 
 
 def world_size() -> int:
@@ -178,6 +180,15 @@ def broadcast_module(module: nn.Module) -> None:
         for tensor in (*module.parameters(), *module.buffers()):
             if global_rows(tensor) is None:
                 dist.broadcast(tensor.data, src=0)
+
+
+def from_main(value: T) -> T:
+    """The first process's value, in all of them."""
+    if world_size() == 1:
+        return value
+    box = [value]
+    dist.broadcast_object_list(box, src=0)
+    return box[0]
 
 
 def barrier() -> None:

@@ -180,7 +180,7 @@ def test_a_stage_without_negatives_is_told_so() -> None:
         ({"alpha": 0.0}, "alpha must be positive"),
         ({"variant": "only_offline", "warmup_epochs": 1}, "no online terms"),
         ({"same_group": "positive"}, "same_group cannot be"),
-        ({"warmup": "median"}, "warmup cannot be .*mean, softmax"),
+        ({"warmup": "median"}, "warmup cannot be"),
     ],
 )
 def test_arguments_that_make_no_sense(arguments: dict, message: str) -> None:

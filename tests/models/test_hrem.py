@@ -190,8 +190,7 @@ def released_checkpoint(path: Path, flat: bool = False, **options: Any) -> tuple
 @pytest.mark.parametrize("flat", [False, True])
 def test_released_checkpoints_are_converted(tmp_path: Path, flat: bool) -> None:
     path, matcher = released_checkpoint(tmp_path / "best", flat, residual_weight=0.7, nhead=4, dropout=0.3)
-    run = convert("hrem", path, tmp_path / "run", options={"bert_heads": 2})
-    loaded = quintet.load(run)
+    loaded = convert("hrem", path, tmp_path / "run", options={"bert_heads": 2})
     assert loaded.model["arguments"]["dropout"] == 0.3
     with torch.no_grad():
         expected = matcher.score(matcher.encode_images(images()), matcher.encode_texts(TEXTS))

@@ -197,6 +197,7 @@ def test_a_run_without_a_vocabulary_takes_token_ids(make_run: Any, photos: list[
 @pytest.mark.parametrize("tower", [None, {"name": "precomputed", "source": "/elsewhere"}])
 def test_features_of_an_unknown_tower_cannot_be_made_of_photos(make_run: Any, photos: list[Path], tower: Any) -> None:
     folder = make_run("scan")
+    (folder / "checksums.json").unlink()
     write_json(folder / "images.json", {"kind": "features", "name": "regions", "tower": tower})
     run = quintet.load(folder, device="cpu")
     with pytest.raises(RunError, match=r"'regions'.*ImageBatch"):
@@ -217,6 +218,7 @@ def test_a_tower_that_was_moved_is_found_where_one_says(
 
 def test_a_split_is_encoded_and_tells_its_progress(tiny_corpus: Path, make_run: Any) -> None:
     folder = make_run("vse++")
+    (folder / "checksums.json").unlink()
     model = read_json(folder / "model.json")
     model["arguments"]["image_dim"] = 8
     state = quintet.create_model(model["name"], **model["arguments"]).state_dict()

@@ -64,7 +64,7 @@ def convert_command(
     """
     from quintet.runs.convert import convert
 
-    run = convert(kind, checkpoint, out, vocab, options=_options(option or []), features=features)
+    run = convert(kind, checkpoint, out, vocab, options=_options(option or []), features=features).folder
     model, origin = read_json(run / "model.json"), read_json(run / "run.json")["origin"]
     if as_json:
         print_json({"run": str(run), "model": model, "assumed": origin["assumed"], "left_out": origin["left_out"]})

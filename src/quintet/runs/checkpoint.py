@@ -2,13 +2,18 @@
 
 A checkpoint is one safetensors file with everything a stage needs to go on exactly where it stopped. Tensors are named
 `module/...`, `optimizer/INDEX/KEY` and `random/RANK/...`; what is not a tensor is JSON in the file's metadata. Nothing
-in the file can execute code, and the file is written atomically.
+in the file can execute code, and the file is written atomically. A CRC-32 of all of it tells damage from weights.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
+import threading
+import zlib
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +28,14 @@ import quintet
 from quintet import distributed
 from quintet.data.tokenizers import Tokenizer
 from quintet.errors import QuintetError, RunError
-from quintet.files import atomic_write, read_json, write_json
+from quintet.files import atomic_write, open_regular, remove_partials, user_path, write_json, write_text
+from quintet.locks import folder_lock
 from quintet.protocols import Matcher, module_of
 from quintet.runs import run_folder
+from quintet.runs.run_folder import RUN_FILES, STAGE_FILES, WEIGHTS, read_head, write_checksums
 
 VERSION = 1
+_writing: set[tuple[Path, int]] = set()  # folders whose lock this process holds, and the thread
 
 
 def save_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> None:
@@ -36,22 +44,108 @@ def save_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, Any
     shared = {tensor.data_ptr() for tensor in plain.values() if tensor.numel()}
     if len(shared) < sum(1 for tensor in plain.values() if tensor.numel()):
         plain = {name: tensor.clone() for name, tensor in plain.items()}  # the format allows no shared memory
+    text = json.dumps(metadata)
+    header = {"quintet": text, "crc32": _crc32(plain, text)}
     try:
         with atomic_write(path) as temporary:
-            save_file(plain, temporary, metadata={"quintet": json.dumps(metadata)})
+            save_file(plain, temporary, metadata=header)
     except SafetensorError as error:
         raise QuintetError(f"could not write {path}: {error}; the previous file was kept") from error
 
 
+def _crc32(tensors: dict[str, Tensor], metadata: str) -> str:
+    crc = zlib.crc32(metadata.encode())
+    for name, tensor in sorted(tensors.items()):
+        crc = zlib.crc32(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode(), crc)
+        crc = zlib.crc32(tensor.flatten().view(torch.uint8).numpy().data, crc)
+    return f"{crc:08x}"
+
+
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors of a safetensors file, and the metadata that `save_tensors` put there."""
     try:
+        open_regular(path).close()  # raises where it is a folder, a FIFO, a link to itself
         with safe_open(path, framework="pt") as file:
-            metadata = json.loads((file.metadata() or {}).get("quintet", "{}"))
-            return {name: file.get_tensor(name) for name in file.keys()}, metadata  # noqa: SIM118 (not a dict)
-    except FileNotFoundError:
-        raise RunError(f"{path} does not exist") from None
-    except (SafetensorError, OSError) as error:
+            header = file.metadata() or {}
+            text = header.get("quintet", "{}")
+            metadata = json.loads(text)
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+            known = header.get("crc32")  # files of earlier versions and of others have none
+            damaged = known is not None and known != _crc32(tensors, text)
+    except QuintetError as error:
+        raise RunError(str(error)) from None
+    except Exception as error:  # noqa: BLE001  # whatever the reader raises, the file is not one that it can read
         raise RunError(f"{path} is damaged or not a safetensors file: {error}") from None
+    if damaged or not isinstance(metadata, dict):
+        raise RunError(f"{path} is damaged: its content is not what was written")
+    return tensors, metadata
+
+
+@contextmanager
+def writing(folder: Path, doing: str) -> Iterator[None]:
+    """Be the only writer of a run folder: the first of the processes that share batches holds the lock for all.
+
+    What killed writers left there is removed. Inside a block of the same folder and thread, another changes nothing.
+    """
+    with suppress(OSError, RuntimeError):  # of a link to itself, which the lock tells
+        folder = folder.resolve()
+    key = (folder, threading.get_ident())
+    if key in _writing:
+        yield
+        return
+    with ExitStack() as stack:
+        problem: str | None = None
+        if distributed.is_main():
+            try:
+                stack.enter_context(folder_lock(folder, doing))
+                _remove_left_overs(folder)
+            except QuintetError as error:
+                problem = str(error)
+        problem = distributed.from_main(problem)
+        if problem is not None:
+            raise RunError(problem)
+        _writing.add(key)
+        stack.callback(_writing.discard, key)
+        yield
+
+
+def _remove_left_overs(folder: Path) -> None:
+    remove_partials(folder, RUN_FILES)
+    for stage in folder.glob("stages/*"):
+        remove_partials(stage, STAGE_FILES)
+    if is_starting(folder):
+        _clear(folder)
+
+
+def is_starting(folder: Path) -> bool:
+    """Whether a run was begun there and stopped before all of its first files were written."""
+    try:
+        return bool(read_head(folder)["status"] == "starting")
+    except QuintetError:
+        return False
+
+
+def _clear(folder: Path) -> None:
+    """Remove the files of a run that never started, run.json last: until then they are known to be ours."""
+    for name in RUN_FILES:
+        (folder / name).unlink(missing_ok=True)
+
+
+def check_new(folder: Path) -> None:
+    """Raise where a run is in the folder, or a file of someone else that a new run would replace."""
+    if (folder / "run.json").exists():
+        read_head(folder)  # raises where someone else wrote it
+        raise RunError(
+            f"{folder} holds a run already; choose another folder (a training that was stopped goes on with "
+            f"`quintet train --resume {folder}`)"
+        )
+    stages = [path for name in STAGE_FILES for path in folder.glob(f"stages/*/{name}")]
+    for path in (*(folder / name for name in RUN_FILES), *stages):
+        if path.is_symlink() or path.exists():
+            raise RunError(
+                f"{path} is in the way: it does not belong to a run, and Quintet does not replace it; move it, or "
+                "choose another folder"
+            )
 
 
 def start_run(
@@ -61,23 +155,33 @@ def start_run(
     model: dict[str, Any],
     tokenizer: Tokenizer | None,
     image_input: dict[str, Any],
+    recipe: str | None = None,
     corpus: Path | None = None,
     splits: dict[str, str] | None = None,
 ) -> None:
-    """Write what is known before the first step; `splits` are checksums of what it trains and selects on."""
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "model.json", model)
-    write_json(folder / "images.json", image_input)
-    if tokenizer is not None:
-        write_json(folder / "tokenizer.json", tokenizer.state())
-    _write_head(folder, name, "training", corpus, splits)
+    """Write what is known before the first step; `splits` are checksums of what it trains and selects on.
+
+    Where that fails, nothing is left. The caller holds the lock (`writing`).
+    """
+    check_new(folder)
+    try:
+        _write_head(folder, {"name": name, "status": "starting"})
+        if recipe is not None:
+            write_text(folder / "recipe.yaml", recipe)
+        _write_parts(folder, model, tokenizer, image_input)
+        write_checksums(folder)
+        head = {"corpus": None if corpus is None else str(corpus.resolve()), "splits": splits}
+        _write_head(folder, {"name": name, "status": "training", **head})
+    except BaseException:
+        _clear(folder)
+        raise
 
 
 def finish_run(folder: Path, state_dict: dict[str, Tensor], facts: dict[str, Any] | None = None) -> None:
-    """Write the final weights and mark the run complete, in this order."""
-    head = read_json(folder / "run.json")
-    save_tensors(folder / "weights.safetensors", state_dict, {"run": head["name"], "quintet": quintet.__version__})
-    write_json(folder / "run.json", head | {"status": "complete"} | (facts or {}))
+    """Write the final weights, the checksums of all files, and mark the run complete, in this order."""
+    head = read_head(folder)
+    save_tensors(folder / WEIGHTS, state_dict, {"run": head["name"], "quintet": quintet.__version__})
+    _write_head(folder, head | {"status": "complete"} | (facts or {}), with_checksums=True)
 
 
 def write_run(
@@ -90,24 +194,35 @@ def write_run(
     image_input: dict[str, Any],
     facts: dict[str, Any] | None = None,
 ) -> None:
-    """A complete run from weights that were trained elsewhere. `facts` are added to run.json (origin, notes)."""
-    if (folder / "run.json").exists():
-        raise RunError(f"{folder} is a run already; choose another folder or remove it first")
-    start_run(folder, name=name, model=model, tokenizer=tokenizer, image_input=image_input)
-    finish_run(folder, state_dict, facts)
+    """A complete run from weights that were trained elsewhere. `facts` are added to run.json (origin, notes).
+
+    A kill leaves a folder that the next one takes over, any other failure leaves nothing.
+    """
+    folder = user_path(folder)
+    with writing(folder, f"writing run {name}"):
+        check_new(folder)
+        try:
+            _write_head(folder, {"name": name, "status": "starting"})
+            _write_parts(folder, model, tokenizer, image_input)
+            finish_run(folder, state_dict, {"corpus": None, "splits": None} | (facts or {}))
+        except BaseException:
+            _clear(folder)
+            raise
 
 
-def _write_head(folder: Path, name: str, status: str, corpus: Path | None, splits: dict[str, str] | None) -> None:
-    head = {
-        "format": run_folder.FORMAT,
-        "version": run_folder.VERSION,
-        "quintet": quintet.__version__,
-        "name": name,
-        "status": status,
-        "corpus": None if corpus is None else str(corpus.resolve()),
-        "splits": splits,
-    }
-    write_json(folder / "run.json", head)
+def _write_parts(folder: Path, model: dict[str, Any], tokenizer: Tokenizer | None, image_input: dict[str, Any]) -> None:
+    write_json(folder / "model.json", model)
+    write_json(folder / "images.json", image_input)
+    if tokenizer is not None:
+        write_json(folder / "tokenizer.json", tokenizer.state())
+
+
+def _write_head(folder: Path, head: dict[str, Any], with_checksums: bool = False) -> None:
+    head = {"format": run_folder.FORMAT, "version": run_folder.VERSION, "quintet": quintet.__version__} | head
+    text = json.dumps(head, ensure_ascii=False, indent=2) + "\n"
+    if with_checksums:
+        write_checksums(folder, {"run.json": hashlib.sha256(text.encode()).hexdigest()})
+    write_text(folder / "run.json", text)
 
 
 def save_checkpoint(path: Path, module: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
@@ -133,25 +248,35 @@ def load_checkpoint(path: Path, module: nn.Module, optimizer: torch.optim.Optimi
     tensors, metadata = load_tensors(path)
     if metadata.get("version") != VERSION:
         raise RunError(f"{path} is of version {metadata.get('version')}; this Quintet reads version {VERSION}")
-    if metadata["processes"] != distributed.world_size():
+    if metadata.get("processes") != distributed.world_size():
         raise RunError(
-            f"{path} was written by {metadata['processes']} processes and cannot be resumed exactly by "
+            f"{path} was written by {metadata.get('processes')} processes and cannot be resumed exactly by "
             f"{distributed.world_size()}; start as many as before"
         )
-    module.load_state_dict(own_rows(module, _under(tensors, "module/")))
-    parameters = _parameters(optimizer)
-    saved: dict[int, dict[str, Tensor]] = {}
-    for name, tensor in _under(tensors, "optimizer/").items():
-        index, key = name.split("/")
-        saved.setdefault(int(index), {})[key] = _own(tensor, parameters[int(index)])
-    optimizer.load_state_dict({"state": saved, "param_groups": optimizer.state_dict()["param_groups"]})
-    _set_random_state(_under(tensors, f"random/{distributed.rank()}/"))
-    return metadata["state"]
+    try:
+        module.load_state_dict(own_rows(module, _under(tensors, "module/")))
+        parameters = _parameters(optimizer)
+        saved: dict[int, dict[str, Tensor]] = {}
+        for name, tensor in _under(tensors, "optimizer/").items():
+            index, key = name.split("/")
+            saved.setdefault(int(index), {})[key] = _own(tensor, parameters[int(index)])
+        optimizer.load_state_dict({"state": saved, "param_groups": optimizer.state_dict()["param_groups"]})
+        _set_random_state(_under(tensors, f"random/{distributed.rank()}/"))
+        state: dict[str, Any] = metadata["state"]
+    except (LookupError, RuntimeError, ValueError, TypeError, OverflowError) as error:
+        raise RunError(
+            f"{path} does not fit this run: {str(error).partition(chr(10))[0]}; remove it to start the stage again"
+        ) from None
+    return state
 
 
 def load_weights(matcher: Matcher, state: dict[str, Tensor], where: Path) -> None:
+    module = module_of(matcher)
+    for name, wanted in module.state_dict().items():
+        if name in state and state[name].is_floating_point() != wanted.is_floating_point():
+            raise RunError(f"the weights in {where} do not fit the matcher: {name} is of type {state[name].dtype}")
     try:
-        module_of(matcher).load_state_dict(state)
+        module.load_state_dict(state)
     except RuntimeError as error:
         raise RunError(f"the weights in {where} do not fit the matcher: {error}") from None
 

@@ -25,8 +25,8 @@ from quintet.data.feature_store import FeatureStore
 from quintet.data.loading import FeatureImages, ImageSource, PixelImages, TokenizedTexts, image_batches, text_batches
 from quintet.data.tokenizers import Tokenizer, load_tokenizer
 from quintet.errors import ArgumentError, QuintetError, RecipeError, RunError
-from quintet.files import file_checksum, read_json
-from quintet.models import MODELS, create_model
+from quintet.models import MODELS
+from quintet.models.size_limit import build_within
 from quintet.protocols import Matcher, preprocess_of
 from quintet.runs.checkpoint import load_tensors, load_weights
 from quintet.runs.devices import pick_device
@@ -44,11 +44,21 @@ from quintet.runs.encoding import (
     reported,
     token_batches,
 )
-from quintet.runs.run_folder import find_weights, locate, read_head
+from quintet.runs.run_folder import (
+    check_file,
+    find_weights,
+    locate,
+    read_checksums,
+    read_head,
+    read_image_input,
+    read_model,
+    verify_files,
+)
 
 IMAGES_AT_ONCE, TEXTS_AT_ONCE = 32, 128
 SCORED_AT_ONCE = (1024, 4096)  # images and texts: 16 MB of scores; matchers bound what they need besides
 WORKERS = 4  # threads that decode images
+MOST_TIMES, SPARE = 4, 2**26  # a matcher may be so many times as large as its weights file, and so many bytes more
 
 
 class Run:
@@ -339,31 +349,48 @@ def load(
     >>> load("quintet-small", device="cpu")
     <Run 'quintet-small': heads, images: features 'efficientnet-lite0', texts: WordPiece, on cpu>
     """
+    if not isinstance(name_or_path, str | os.PathLike):
+        raise ArgumentError(f"load takes the path or the name of a run, not a {type(name_or_path).__name__}")
     folder, stage = locate(name_or_path, stage)
     head = read_head(folder)
     weights = find_weights(folder, stage)
-    model = read_json(folder / "model.json")
+    opened_on = pick_device(device)
+    verify_files(folder, ("model.json", "images.json", "tokenizer.json"))
+    weights_checksum = check_file(folder, str(weights.relative_to(folder)), read_checksums(folder))
+    model = read_model(folder)
+    state, _ = load_tensors(weights)
     try:
-        matcher = create_model(model["name"], **without_start_weights(model))
+        limit = MOST_TIMES * weights.stat().st_size + SPARE
+        matcher = build_within(MODELS, model["name"], without_start_weights(model), limit)
     except RecipeError as error:
         raise RunError(f"run {folder} holds a matcher that this Quintet cannot make: {error}") from None
-    state, _ = load_tensors(weights)
     load_weights(matcher, state, weights)
-    tokenizer = folder / "tokenizer.json"
-    opened_on = pick_device(device)
     return Run(
         folder=folder,
         name=head["name"],
         matcher=matcher.to(opened_on).eval(),
         model=model,
-        tokenizer=load_tokenizer(tokenizer) if tokenizer.is_file() else None,
-        image_input=read_json(folder / "images.json"),
+        tokenizer=read_tokenizer(folder),
+        image_input=read_image_input(folder),
         default_corpus=Path(head["corpus"]) if head.get("corpus") else None,
-        weights_checksum=file_checksum(weights),
+        weights_checksum=weights_checksum,
         device=opened_on,
         tower_weights=tower_weights,
         notes=[note for stage in head.get("stages", {}).values() for note in stage.get("without_effect", ())],
     )
+
+
+def read_tokenizer(folder: Path) -> Tokenizer | None:
+    """The tokenizer of a run folder, if it has one."""
+    path = folder / "tokenizer.json"
+    if not os.path.lexists(path):
+        return None
+    try:
+        return load_tokenizer(path)
+    except QuintetError as error:
+        raise RunError(f"the tokenizer of run {folder} cannot be read: {error}") from None
+    except Exception as error:  # noqa: BLE001  # whatever the tokenizers' library raises for a damaged vocabulary
+        raise RunError(f"{path} is damaged: {error}") from None
 
 
 def without_start_weights(model: dict[str, Any]) -> dict[str, Any]:

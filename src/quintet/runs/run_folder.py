@@ -1,4 +1,4 @@
-"""The files of a run folder: finding and checking them, without loading a weight (so without torch).
+"""The files of a run folder: finding, reading and checking them, without loading a weight (so without torch).
 
 run.json              {"format": "quintet-run", "version": 1, "name": ..., "status": "training" | "complete", ...}
 recipe.yaml           the recipe, overrides applied (absent where the matcher came from elsewhere)
@@ -6,23 +6,85 @@ model.json            {"name": "vse++", "arguments": {...}}: enough for `quintet
 tokenizer.json        how texts become ids (absent where it is not known)
 images.json           what images become: {"kind": "pixels"} or {"kind": "features", "name": ..., "tower": {...}}
 weights.safetensors   the matcher's weights: the selected epoch of the last stage
+checksums.json        SHA-256 of the files above and of those of the stages (absent in runs of earlier versions)
 stages/NAME/          checkpoint, selected weights and log of each stage
+lock                  while a process writes the run
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
 import quintet
-from quintet.errors import RunError
-from quintet.files import read_json, user_path
+from quintet.errors import QuintetError, RunError
+from quintet.files import (
+    check_shape,
+    checksums,
+    file_checksum,
+    open_regular,
+    read_bytes,
+    read_json,
+    user_path,
+    write_json,
+)
 
 FORMAT, VERSION = "quintet-run", 1
+START_FILES = ("recipe.yaml", "model.json", "images.json", "tokenizer.json")
+WEIGHTS = "weights.safetensors"
+RUN_FILES = (*START_FILES, WEIGHTS, "checksums.json", "run.json")
+STAGE_FILES = ("checkpoint.safetensors", "selected.safetensors", "objective.safetensors", "done.json", "log.jsonl")
+STAGE_NAME = r"[A-Za-z0-9_-]+"
+LARGEST_RECIPE = 2**20  # bytes
+
+
+@dataclass
+class _Stage:
+    """What a stage left in run.json."""
+
+    metrics: dict[str, float] = field(default_factory=dict)
+    epoch: int | None = None
+    without_effect: list[str] = field(default_factory=list)
+
+
+@dataclass
+class _Head:
+    """What is read of run.json."""
+
+    format: str
+    name: str
+    status: Literal["starting", "training", "complete"]  # starting: its first files are being written
+    version: int = 0
+    quintet: str | None = None
+    corpus: str | None = None
+    splits: dict[str, str] | None = None
+    stages: dict[str, _Stage] = field(default_factory=dict)
+    origin: dict[str, Any] | None = None
+
+
+@dataclass
+class _Model:
+    name: str
+    arguments: dict[str, Any]
+
+
+@dataclass
+class _Images:
+    kind: Literal["pixels", "features"]
+    name: str | None = None
+    tower: dict[str, Any] | None = None
+
+
+@dataclass
+class _Checksums:
+    format: Literal["quintet-checksums"]
+    files: dict[str, str]
 
 
 def shipped_runs() -> dict[str, Path]:
@@ -31,22 +93,157 @@ def shipped_runs() -> dict[str, Path]:
     return {path.parent.name: path.parent for path in sorted(folder.glob("*/run.json"))}
 
 
+def _is_there(path: Path) -> bool:
+    """Whether there is anything; a path that the system cannot have (too long, a null byte) is an error."""
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except (OSError, ValueError) as error:
+        raise RunError(f"could not read {str(path)[:200]}: {getattr(error, 'strerror', None) or error}") from None
+    return True
+
+
 def read_head(folder: Path) -> dict[str, Any]:
     """run.json, checked."""
-    if not (folder / "run.json").is_file():
+    path = folder / "run.json"
+    if not _is_there(path):
         raise RunError(
             f"{folder} is not a run (no run.json); `quintet train RECIPE -o {folder}` makes one"
             + "".join(f", and {name!r} comes with Quintet" for name in shipped_runs())
         )
-    head = read_json(folder / "run.json")
-    if head.get("format") != FORMAT:
-        raise RunError(f"{folder / 'run.json'} is not a Quintet run")
-    if head.get("version", 0) > VERSION:
+    head = _read(path)
+    if not isinstance(head, dict) or head.get("format") != FORMAT:
+        raise RunError(f"{path} is not a Quintet run")
+    if isinstance(head.get("version"), int) and head["version"] > VERSION:
         raise RunError(
             f"run {folder} was written by Quintet {head.get('quintet')} (run version {head['version']}); this one is "
             f"{quintet.__version__} and reads up to {VERSION}: update Quintet to use it"
         )
+    _check(head, _Head, path)
+    for stage in head.get("stages", {}):
+        if not re.fullmatch(STAGE_NAME, stage):
+            raise RunError(f"{path}: stages: {stage!r} cannot be the name of a stage")
     return head
+
+
+def read_model(folder: Path) -> dict[str, Any]:
+    """model.json, checked: {"name": ..., "arguments": {...}}."""
+    return _check(_read(folder / "model.json"), _Model, folder / "model.json")
+
+
+def read_image_input(folder: Path) -> dict[str, Any]:
+    """images.json, checked."""
+    path = folder / "images.json"
+    images = _check(_read(path), _Images, path)
+    name = images.get("name")
+    if images["kind"] == "features" and (not name or Path(name).is_absolute() or ".." in Path(name).parts):
+        raise RunError(f"{path}: name: {name!r} is not the name of features")
+    return images
+
+
+def _read(path: Path) -> Any:
+    try:
+        return read_json(path)
+    except QuintetError as error:
+        raise RunError(f"{error}; {_remedy(path.parent)}") from None
+
+
+def _check(value: Any, shape: type[Any], path: Path) -> dict[str, Any]:
+    """The value itself: keys that a shape does not name are kept."""
+    try:
+        check_shape(value, shape, str(path))
+    except QuintetError as error:
+        raise RunError(f"{error}; {_remedy(path.parent)}") from None
+    return dict(value)
+
+
+def _remedy(folder: Path) -> str:
+    return f"copy the file again from where {folder} came from, or train that run again"
+
+
+# Checksums
+
+
+def write_checksums(folder: Path, known: Mapping[str, str] | None = None) -> None:
+    """Write checksums.json for the files that are there. `known`: those of files that are written afterwards."""
+    names = [*START_FILES, WEIGHTS]
+    names += [str(path.relative_to(folder)) for name in STAGE_FILES for path in sorted(folder.glob(f"stages/*/{name}"))]
+    there = checksums(folder, [name for name in names if (folder / name).is_file()])
+    write_json(folder / "checksums.json", {"format": "quintet-checksums", "files": {**there, **(known or {})}})
+
+
+def read_checksums(folder: Path) -> dict[str, str]:
+    """Name -> SHA-256 of the files of a run; empty where the run has none (one of an earlier version)."""
+    path = folder / "checksums.json"
+    if not _is_there(path):
+        return {}
+    files: dict[str, str] = _check(_read(path), _Checksums, path)["files"]
+    for name in files:
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise RunError(f"{path}: files: {name!r} is not a file of the run")
+    return files
+
+
+def verify_files(folder: Path, names: Collection[str]) -> None:
+    """Raise where one of these files is not the one that was written. What no checksum is known of is left alone."""
+    known = read_checksums(folder)
+    for name in names:
+        if name in known:
+            check_file(folder, name, known)
+
+
+def check_file(folder: Path, name: str, known: Mapping[str, str]) -> str:
+    """The checksum of a file, compared with the one that is known of it, if any."""
+    try:
+        found = file_checksum(folder / name)
+    except QuintetError as error:
+        raise RunError(f"{error}; {_remedy(folder)}") from None
+    if known.get(name, found) != found:
+        raise RunError(
+            f"{folder / name} is damaged or was changed: it is not the file that was written; {_remedy(folder)}"
+        )
+    return found
+
+
+@dataclass
+class Verified:
+    """What `verify_run` found."""
+
+    folder: Path
+    checked: int  # files
+    damaged: dict[str, str]  # file -> what is wrong, and what to do
+    has_checksums: bool
+
+
+def verify_run(run: Path | str) -> Verified:
+    """Read every file of a run and compare it with its checksum. Nothing is changed."""
+    folder, _ = locate(run)
+    damaged: dict[str, str] = {}
+    known: dict[str, str] = {}
+    names = [name for name in RUN_FILES if _is_there(folder / name)]
+    readers = {"run.json": read_head, "model.json": read_model, "images.json": read_image_input}
+    if "run.json" not in names:
+        read_head(folder)  # raises
+    try:
+        known = read_checksums(folder)
+    except QuintetError as error:
+        damaged["checksums.json"] = str(error)
+    for name in dict.fromkeys([*names, *(() if _is_unfinished(folder) else known)]):
+        try:
+            if name in readers:
+                readers[name](folder)
+            check_file(folder, name, {} if name == "run.json" and _is_unfinished(folder) else known)
+        except QuintetError as error:
+            damaged.setdefault(name, str(error))
+    return Verified(folder, len({*names, *known}), damaged, bool(known))
+
+
+def _is_unfinished(folder: Path) -> bool:
+    try:
+        return bool(read_head(folder)["status"] != "complete")
+    except QuintetError:
+        return False
 
 
 def locate(path: Path | str, stage: str | None = None) -> tuple[Path, str | None]:
@@ -58,7 +255,7 @@ def locate(path: Path | str, stage: str | None = None) -> tuple[Path, str | None
     ((PosixPath('runs/first'), None), (PosixPath('runs/first'), 'online'))
     """
     path = user_path(path)
-    if not path.exists():
+    if not _is_there(path):
         path = shipped_runs().get(str(path), path)
     if path.name in ("weights.safetensors", "selected.safetensors"):
         path = path.parent
@@ -82,8 +279,9 @@ def find_weights(folder: Path, stage: str | None) -> Path:
             "open the best weights it has so far"
         )
     weights = folder / "weights.safetensors" if stage is None else folder / "stages" / stage / "selected.safetensors"
-    if not weights.is_file():
+    if not _is_there(weights):
         raise RunError(f"{weights} does not exist; this run has no such stage, or it has not come that far")
+    open_regular(weights).close()  # raises where it is a folder, a FIFO, a link to itself
     return weights
 
 
@@ -133,6 +331,6 @@ def default_split(runs: Sequence[Path | str], splits: Collection[str]) -> str:
 
 def _tested_on(recipe: Path) -> str:
     try:
-        return str(yaml.safe_load(recipe.read_text(encoding="utf-8"))["data"]["test"])
-    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
+        return str(yaml.safe_load(read_bytes(recipe, LARGEST_RECIPE).decode())["data"]["test"])
+    except (ValueError, KeyError, TypeError, RecursionError, yaml.YAMLError) as error:
         raise RunError(f"{recipe} does not say which split the run is tested on (data.test): {error}") from None

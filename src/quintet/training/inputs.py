@@ -7,22 +7,23 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from quintet import distributed
 from quintet.backbones.weights import weights_checksum
-from quintet.data.augment import ChangedWords, FewerRegions, pixel_augmentation
 from quintet.data.corpus import Corpus, Split, split_checksum
 from quintet.data.feature_store import FeatureStore, WordFeatures, write_word_features
 from quintet.data.loading import FeatureImages, ImageSource, PixelImages, TokenizedTexts, text_batches
-from quintet.data.resident import ImageMemory, ResidentFeatures, check_fits, fits_on
 from quintet.data.tokenizers import Tokenizer
 from quintet.errors import CorpusError, RecipeError
 from quintet.protocols import HasFrozenText, Matcher, TextEncoder, module_of, preprocess_of
 from quintet.training.recipe_models import AugmentRecipe, DataRecipe, Recipe
+
+if TYPE_CHECKING:
+    from quintet.data.resident import ImageMemory, ResidentFeatures
 
 BATCH = 256  # texts given to a frozen encoder at a time
 
@@ -53,7 +54,11 @@ class TrainingData:
         """Where the matcher's images come from. `views`: random views of them, for training."""
         if self.store is not None:
             source = FeatureImages(self.store) if self.resident is None else self.resident
-            return FewerRegions(source, views.regions) if views is not None and views.regions else source
+            if views is None or not views.regions:
+                return source
+            from quintet.data.augment import FewerRegions
+
+            return FewerRegions(source, views.regions)
         changed = views is not None and (views.crop != "none" or views.flip)
         preprocess = preprocess_of(matcher)
         if self.images is not None:
@@ -62,6 +67,8 @@ class TrainingData:
             return self.images.random(preprocess, views.crop, views.flip)
         change = None
         if views is not None and changed:
+            from quintet.data.augment import pixel_augmentation
+
             change = pixel_augmentation(preprocess, crop=views.crop, flip=views.flip)
         return PixelImages(self.corpus, preprocess, change)
 
@@ -111,10 +118,12 @@ def keep_inputs(data: TrainingData, recipe: DataRecipe, device: torch.device) ->
         if recipe.keep == "device":
             raise RecipeError("data.keep: device needs data.workers: 0; workers cannot read the device's memory")
         return data
+    if recipe.keep == "auto" and (data.store is None or device.type == "cpu"):
+        return data
+    from quintet.data.resident import ImageMemory, ResidentFeatures, check_fits, fits_on
+
     ids = [image.id for split in (data.train, data.validation) for image in split.images]
     if data.store is None:
-        if recipe.keep == "auto":
-            return data
         check_fits(device, len(ids))
         return replace(data, images=ImageMemory(data.corpus, device))
     if recipe.keep == "auto" and not fits_on(device, data.store, len(ids)):
@@ -124,7 +133,11 @@ def keep_inputs(data: TrainingData, recipe: DataRecipe, device: torch.device) ->
 
 def texts_of(tokenizer: Tokenizer, split: Split, views: AugmentRecipe | None = None) -> TokenizedTexts:
     """The texts of a split as token ids. `views`: random changes of the texts, for training."""
-    change = ChangedWords(tokenizer.kinds(), views.words) if views is not None and views.words else None
+    change = None
+    if views is not None and views.words:
+        from quintet.data.augment import ChangedWords
+
+        change = ChangedWords(tokenizer.kinds(), views.words)
     return TokenizedTexts(tokenizer, split.texts, change=change)
 
 

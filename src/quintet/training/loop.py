@@ -25,7 +25,7 @@ from quintet.errors import CorpusError, RecipeError, TrainingError, suggest
 from quintet.evaluation.metrics import metrics_of_ranks, retrieval_metrics
 from quintet.evaluation.ranks import BLOCK, count_ranks
 from quintet.evaluation.scoring import Member, member_scores, whole_tiles
-from quintet.files import write_json
+from quintet.files import check_shape, write_json
 from quintet.layers.normalize import share_batchnorms
 from quintet.losses.step import Progress, Step
 from quintet.protocols import Matcher, UsesPositionNoise, evaluation_mode, module_of
@@ -65,6 +65,16 @@ class Position:
     best_metrics: dict[str, float] = field(default_factory=dict)
     window: dict[str, list[float]] = field(default_factory=dict)
     stuck: int = 0
+
+
+@dataclass
+class Summary:
+    """What a finished stage leaves in done.json: the metrics and the epoch that were selected."""
+
+    metrics: dict[str, float]
+    epoch: int | None
+    steps: int
+    without_effect: list[str] = field(default_factory=list)  # settings, in words
 
 
 class StageTrainer:
@@ -132,7 +142,8 @@ class StageTrainer:
         """Train to the last epoch. Returns the metrics and the epoch that were selected."""
         resumed = resume and self.checkpoint.is_file()
         if resumed:
-            self.position = Position(**load_checkpoint(self.checkpoint, self.module, self.optimizer))
+            state = load_checkpoint(self.checkpoint, self.module, self.optimizer)
+            self.position = check_shape(state, Position, str(self.checkpoint))
         else:
             distributed.broadcast_module(self.module)
         self.window, self.watch = Window(self.position.window), CollapseWatch(self.position.stuck)
@@ -149,12 +160,8 @@ class StageTrainer:
             self.graphs = None  # recordings hold memory and a reference to the trainer
             if log is not None:
                 log.close()
-        summary = {
-            "metrics": self.position.best_metrics,
-            "epoch": self.position.best_epoch,
-            "steps": self.position.step,
-            "without_effect": settings_without_effect(self.stage, total),
-        }
+        found = self.position.best_metrics, self.position.best_epoch, self.position.step
+        summary = asdict(Summary(*found, settings_without_effect(self.stage, total)))
         if distributed.is_main():
             write_json(self.folder / "done.json", summary)
             self.checkpoint.unlink(missing_ok=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,15 @@ from torch import nn
 from quintet import distributed
 from quintet.data.corpus import Corpus
 from quintet.data.negatives import NegativeLists
-from quintet.data.tokenizers import Tokenizer, load_tokenizer
+from quintet.data.tokenizers import Tokenizer
 from quintet.errors import RecipeError, RunError, suggest
-from quintet.files import read_json, user_path, write_text
+from quintet.files import read_json, user_path
 from quintet.models import create_model
 from quintet.protocols import Matcher, module_of
-from quintet.runs.checkpoint import finish_run, load_tensors, load_weights, start_run
+from quintet.runs.checkpoint import check_new, finish_run, load_tensors, load_weights, start_run, writing
 from quintet.runs.devices import pick_device
-from quintet.runs.run import Run, load
-from quintet.runs.run_folder import locate, read_head, shipped_runs
+from quintet.runs.run import Run, load, read_tokenizer
+from quintet.runs.run_folder import START_FILES, locate, read_head, read_model, shipped_runs, verify_files
 from quintet.training.build import (
     build_matcher,
     build_objective,
@@ -35,7 +36,7 @@ from quintet.training.build import (
 )
 from quintet.training.inputs import TrainingData, keep_inputs, open_data
 from quintet.training.logs import Display, Silent
-from quintet.training.loop import StageTrainer, check_metric
+from quintet.training.loop import StageTrainer, Summary, check_metric
 from quintet.training.optim import freeze, make_optimizer
 from quintet.training.recipe import expand_recipe, load_recipe, parse_recipe, recipe_yaml, with_whole_paths
 from quintet.training.recipe_models import NegativesRecipe, Recipe, StageRecipe
@@ -163,13 +164,10 @@ def train_recipe(
 ) -> dict[str, Any]:
     """Train a recipe into a new run folder. Returns the selected validation metrics of each stage."""
     out = user_path(out)
-    if (out / "run.json").exists():
-        raise RunError(
-            f"{out} holds a run already; resume it with `quintet train --resume {out}`, or choose another folder"
-        )
     display = display or Silent()
     chosen = pick_device(device)
-    with distributed.process_group(chosen):
+    with distributed.process_group(chosen), writing(out, f"training {recipe.name}"):
+        check_new(out)
         data = open_data(recipe, display.note)
         tokenizer = build_tokenizer(recipe.data.tokenizer, data.train)
         model = complete_model(recipe, data, tokenizer)
@@ -178,10 +176,10 @@ def train_recipe(
             for message in settings_without_effect(stage, optimizer_steps(stage, data.train)):
                 display.note(message)
         if distributed.is_main():
-            write_text(out / "recipe.yaml", recipe_yaml(with_whole_paths(recipe)))
             start_run(
                 out,
                 name=recipe.name,
+                recipe=recipe_yaml(with_whole_paths(recipe)),
                 model=model,
                 tokenizer=tokenizer,
                 image_input=data.image_input(),
@@ -200,11 +198,16 @@ def resume_run(
     head = read_head(out)
     if head["status"] == "complete":
         return dict(head.get("stages", {}))
-    if not (out / "tokenizer.json").is_file() or not (out / "recipe.yaml").is_file():
-        raise RunError(f"{out} stopped before its first step and cannot be resumed; remove the folder and train again")
     display = display or Silent()
     chosen = pick_device(device)
-    with distributed.process_group(chosen):
+    with distributed.process_group(chosen), writing(out, f"resuming {head['name']}"):
+        if (
+            head["status"] == "starting"
+            or not (out / "tokenizer.json").is_file()
+            or not (out / "recipe.yaml").is_file()
+        ):
+            raise RunError(f"{out} stopped before its first step and cannot be resumed; train again into that folder")
+        verify_files(out, START_FILES)
         recipe = load_recipe(out / "recipe.yaml")
         data = open_data(recipe, display.note)
         if head.get("splits") != data.checksums():
@@ -212,21 +215,22 @@ def resume_run(
                 f"the corpus {data.corpus.root} has changed since {out} was started: other ids, groups or splits; "
                 "restore it, or train into a new folder"
             )
-        tokenizer = load_tokenizer(out / "tokenizer.json")
+        tokenizer = read_tokenizer(out)
+        assert tokenizer is not None
         return _run_stages(recipe, out, data, tokenizer, chosen, display)
 
 
 def _run_stages(
     recipe: Recipe, out: Path, data: TrainingData, tokenizer: Tokenizer, device: torch.device, display: Display
 ) -> dict[str, Any]:
-    model = read_json(out / "model.json")
+    model = read_model(out)
     data = keep_inputs(data, recipe.data, device)
     summaries: dict[str, Any] = {}
     previous: Path | None = None
     for number, stage in enumerate(recipe.stages):
         folder = out / "stages" / stage.name
         if (folder / "done.json").is_file():
-            summaries[stage.name] = read_json(folder / "done.json")
+            summaries[stage.name] = asdict(read_json(folder / "done.json", Summary))
             if distributed.is_main():  # left over if the run was killed between the two files
                 (folder / "checkpoint.safetensors").unlink(missing_ok=True)
         else:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from quintet.errors import QuintetError
 from quintet.runs.convert.original import ConversionError, read_checkpoint
 
 
@@ -122,7 +123,7 @@ def test_a_file_cut_short(tmp_path: Path, zipped: bool, share: float) -> None:
 
 def test_files_that_are_something_else(tmp_path: Path) -> None:
     path = tmp_path / "file"
-    with pytest.raises(ConversionError, match="does not exist"):
+    with pytest.raises(QuintetError, match="does not exist"):
         read_checkpoint(path)
     path.write_text("hello")
     with pytest.raises(ConversionError, match="cannot be read"):
@@ -131,5 +132,5 @@ def test_files_that_are_something_else(tmp_path: Path) -> None:
         torch.save(wrong, path)
         with pytest.raises(ConversionError, match="state dict"):
             read_checkpoint(path)
-    with pytest.raises(ConversionError, match="not a file"):
+    with pytest.raises(QuintetError, match="not a file"):
         read_checkpoint(tmp_path)

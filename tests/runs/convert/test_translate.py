@@ -53,7 +53,7 @@ def scores_of(run: Path, reference: dict[str, np.ndarray]) -> Tensor:
 def test_converted_scores_equal_the_originals(tmp_path: Path, shared: Path, name: str, wrap: str) -> None:
     reference = load_reference(shared, name)
     path = authors_file(tmp_path / "model_best.pth.tar", reference, wrap=wrap)
-    assert convert(name.split()[0], path, tmp_path / "run") == tmp_path / "run"
+    assert convert(name.split()[0], path, tmp_path / "run").folder == tmp_path / "run"
     assert translate(name.split()[0], read_checkpoint(path)).assumed == {}
     torch.testing.assert_close(
         scores_of(tmp_path / "run", reference), torch.from_numpy(reference["sim"]), atol=1e-5, rtol=0
@@ -229,5 +229,5 @@ def test_kinds_that_cannot_be_read(tmp_path: Path) -> None:
 def test_an_existing_run_is_kept(tmp_path: Path) -> None:
     torch.save({"model": list(vsepp_parts())}, tmp_path / "best")
     convert("vsepp", tmp_path / "best", tmp_path / "run")
-    with pytest.raises(quintet.QuintetError, match="is a run already"):
+    with pytest.raises(quintet.QuintetError, match="run already"):
         convert("vsepp", tmp_path / "best", tmp_path / "run")

@@ -92,7 +92,7 @@ def test_only_vocabularies_are_made(tmp_path: Path, call: bytes) -> None:
 
 def test_damaged_and_wrong_files(tmp_path: Path) -> None:
     path = tmp_path / "vocab"
-    with pytest.raises(ConversionError, match="does not exist"):
+    with pytest.raises(QuintetError, match="does not exist"):
         read_vocabulary(path)
     path.write_bytes(pickled(WORDS, 2)[:-20])
     with pytest.raises(ConversionError, match="neither"):

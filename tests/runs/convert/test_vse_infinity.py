@@ -145,7 +145,7 @@ def test_the_programs_own_word_is_added_to_the_vocabulary(tmp_path: Path) -> Non
     words = ["<pad>", "<start>", "<end>", "<unk>", "a", "dog", "cat", "runs", "on", "grass", "."]
     saved = {"word2idx": {w: i for i, w in enumerate(words)}, "idx2word": {str(i): w for i, w in enumerate(words)}}
     (tmp_path / "vocab.json").write_text(json.dumps(saved | {"idx": len(words)}))
-    run = quintet.load(convert("vse-infinity", path, tmp_path / "run", tmp_path / "vocab.json"))
+    run = convert("vse-infinity", path, tmp_path / "run", tmp_path / "vocab.json")
     assert run.tokenizer is not None
     assert len(run.tokenizer) == 12
     assert run.tokenizer.kinds().mask == 11

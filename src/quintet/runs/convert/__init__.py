@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,11 @@ from quintet.data.vocabulary import WordVocabulary
 from quintet.files import user_path
 from quintet.runs.checkpoint import write_run
 from quintet.runs.convert.kinds import KINDS, kinds, resolve
-from quintet.runs.convert.original import ConversionError, read_checkpoint
+from quintet.runs.convert.original import ConversionError, is_plain, read_checkpoint
 from quintet.runs.convert.translate import read_vocabulary, translate
+from quintet.runs.run import Run, load
+
+MOST_OPTIONS = 1000  # of the authors' program, that are kept in run.json
 
 __all__ = ["ConversionError", "convert", "kinds", "read_checkpoint", "read_vocabulary", "translate"]
 
@@ -24,8 +28,8 @@ def convert(
     *,
     options: Mapping[str, Any] | None = None,
     features: str = "regions",
-) -> Path:
-    """Make a run folder of an original `model_best.pth.tar`. Nothing in the file is executed.
+) -> Run:
+    """Make a run folder of an original `model_best.pth.tar`; returns the run, opened. Nothing in the file is executed.
 
     - `vocab`: the vocabulary it was trained with; without one the run takes token ids, not texts.
     - `options`: replace options of the checkpoint, by the authors' names.
@@ -43,7 +47,7 @@ def convert(
             f"{vocab} has {len(tokenizer)} words, but {checkpoint} was trained with "
             f"{made.arguments['vocabulary_size']}: it is another vocabulary"
         )
-    plain = {key: value for key, value in original.options.items() if isinstance(value, (str, int, float, type(None)))}
+    plain = {key: value for key, value in original.options.items() if isinstance(key, str) and is_plain(value)}
     origin = {"kind": kind, "file": original.path.name, "epoch": original.epoch, "best": original.best}
     notes = {"assumed": made.assumed, "left_out": made.dropped}
     write_run(
@@ -53,6 +57,10 @@ def convert(
         state_dict=made.state,
         tokenizer=tokenizer,
         image_input={"kind": "features", "name": features, "tower": None},
-        facts={"origin": origin | {"options": plain, "overrides": dict(options or {})} | notes},
+        facts={
+            "origin": origin
+            | {"options": dict(islice(plain.items(), MOST_OPTIONS)), "overrides": dict(options or {})}
+            | notes
+        },
     )
-    return out
+    return load(out, device="cpu")

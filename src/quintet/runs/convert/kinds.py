@@ -130,6 +130,8 @@ def bert_config(text: Mapping[str, Tensor], heads: int | None = None) -> dict[st
         name.removeprefix("bert."): tuple(tensor.shape) for name, tensor in text.items() if name.startswith("bert.")
     }
     vocab_size, width = shapes["embeddings.word_embeddings.weight"]
+    if heads is not None and (not isinstance(heads, int) or heads < 1 or width % heads):
+        raise ConversionError(f"bert_heads={heads!r} does not divide the {width} channels of this BERT")
     layers = {name.split(".")[2] for name in shapes if name.startswith("encoder.layer.")}
     return {
         "model_type": "bert",

@@ -7,10 +7,11 @@ text encoder and, in AOQ, the caption model), `opt`, an argparse Namespace, and 
 from __future__ import annotations
 
 import argparse
+import math
 import pickle
 import re
-import struct
 import warnings
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,10 +22,10 @@ import torch
 from torch import Tensor
 
 from quintet.errors import QuintetError
-from quintet.files import user_path
+from quintet.files import open_regular, user_path
 
-# What a damaged or foreign file makes torch.load raise, besides its own UnpicklingError.
-DAMAGED = (RuntimeError, EOFError, ValueError, LookupError, TypeError, AttributeError, AssertionError, struct.error)
+SHARED = 4  # how often the tensors of a file may name the same bytes (tied weights)
+LONGEST_OPTION = 10_000  # characters
 
 
 class ConversionError(QuintetError):
@@ -77,27 +78,44 @@ def read_checkpoint(path: Path | str) -> OriginalCheckpoint:
             f"{path} is a torch file, but not a checkpoint of the original implementations: "
             "those hold a dict whose 'model' is a list of state dicts"
         )
-    parts = [_tensors(path, part) for part in content["model"]]
-    if len(parts) not in (2, 3):
+    if len(content["model"]) not in (2, 3):
         raise ConversionError(
-            f"{path} holds {len(parts)} state dicts; expected image encoder, text encoder (, caption)"
+            f"{path} holds {len(content['model'])} state dicts; expected image encoder, text encoder (, caption)"
+        )
+    parts = [_tensors(path, part) for part in content["model"]]
+    needed = sum(_bytes(tensor) for part in parts for tensor in part.values())
+    if needed > SHARED * path.stat().st_size:
+        raise ConversionError(
+            f"{path} describes tensors of {needed:,} bytes, but holds {path.stat().st_size:,}: no training wrote it"
         )
     options = content.get("opt")
     options = vars(options) if isinstance(options, argparse.Namespace) else options
+    epoch, best = content.get("epoch"), content.get("best_rsum")
     return OriginalCheckpoint(
         path,
         parts,
         options=dict(options) if isinstance(options, Mapping) else {},
-        epoch=content["epoch"] if isinstance(content.get("epoch"), int) else None,
-        best=float(content["best_rsum"]) if isinstance(content.get("best_rsum"), (int, float)) else None,
+        epoch=epoch if isinstance(epoch, int) and is_plain(epoch) else None,
+        best=float(best) if isinstance(best, (int, float)) and is_plain(best) else None,
     )
+
+
+def is_plain(value: object) -> bool:
+    """Whether an option is a text or number of usual size, which JSON can hold."""
+    if isinstance(value, float):
+        return math.isfinite(value)
+    if isinstance(value, int):
+        return abs(value) < 2**63
+    return value is None or (isinstance(value, str) and len(value) <= LONGEST_OPTION)
 
 
 def _halves(whole: Mapping[Any, Any]) -> object:
     """One state dict of a whole model as the list of its parts; anything else as it is."""
     halves: dict[str, dict[str, Any]] = {}
     for name, value in whole.items():
-        halves.setdefault(str(name).removeprefix("module.").split(".")[0], {})[str(name)] = value
+        if not isinstance(name, str):
+            return whole
+        halves.setdefault(name.removeprefix("module.").split(".")[0], {})[name] = value
     if not {"img_enc", "txt_enc"} <= halves.keys():
         return whole
     rest = {
@@ -107,19 +125,33 @@ def _halves(whole: Mapping[Any, Any]) -> object:
 
 
 def _load(path: Path) -> Any:
-    if not path.is_file():
-        raise ConversionError(f"{path} does not exist" if not path.exists() else f"{path} is not a file")
+    open_regular(path).close()  # raises where it is a folder, a FIFO, a link to itself
     try:
+        _refuse_compressed(path)
         with torch.serialization.safe_globals(ALLOWED), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about old protocols, which is what these files are
             # latin1: most of these files were written by Python 2
             return torch.load(path, map_location="cpu", weights_only=True, encoding="latin1")
+    except ConversionError:
+        raise
     except pickle.UnpicklingError as error:
         raise ConversionError(_explain(path, error)) from None
-    except DAMAGED as error:
+    except Exception as error:  # noqa: BLE001  # whatever a reader raises, the file is not one that it can read
         raise ConversionError(
             f"{path} cannot be read: damaged, incomplete or no torch file ({_first(error)})"
         ) from None
+
+
+def _refuse_compressed(path: Path) -> None:
+    """torch stores tensors as they are. A compressed file may unpack to a thousand times its size."""
+    if not zipfile.is_zipfile(path):
+        return
+    with zipfile.ZipFile(path) as archive:
+        unpacked = sum(entry.file_size for entry in archive.infolist())
+    if unpacked > path.stat().st_size:
+        raise ConversionError(
+            f"{path} unpacks to {unpacked:,} bytes, more than the file has; torch writes no such files"
+        )
 
 
 def _explain(path: Path, error: pickle.UnpicklingError) -> str:
@@ -140,6 +172,27 @@ def _tensors(path: Path, part: object) -> dict[str, Tensor]:
     """One state dict with the names a single process gives: `module.` comes from training on several GPUs."""
     if not isinstance(part, Mapping) or not all(isinstance(value, Tensor) for value in part.values()):
         raise ConversionError(f"{path}: an entry of 'model' is not a state dict of tensors")
-    return {
-        re.sub(r"^(module\.|img_enc\.|txt_enc\.)+|\bmodule\.", "", str(name)): value for name, value in part.items()
-    }
+    for name, tensor in part.items():
+        problem = _problem(tensor) if isinstance(name, str) else "has no text for a name"
+        if problem is not None:
+            raise ConversionError(f"{path}: tensor {str(name)[:80] if isinstance(name, str) else '?'!r} {problem}")
+    return {re.sub(r"^(module\.|img_enc\.|txt_enc\.)+|\bmodule\.", "", name): value for name, value in part.items()}
+
+
+def _problem(tensor: Tensor) -> str | None:
+    """What keeps a tensor from being the weights of a matcher."""
+    if type(tensor) not in (Tensor, torch.nn.Parameter) or tensor.is_nested or tensor.layout != torch.strided:
+        return f"is not a plain tensor ({tensor.layout}, {type(tensor).__name__}); save it as a dense one"
+    if tensor.is_quantized or tensor.is_complex():
+        return f"is of type {tensor.dtype}; save it as float32"
+    if tensor.device.type == "meta":
+        return "has a shape and no values (device meta); save the model after its weights were loaded"
+    if _bytes(tensor) > tensor.untyped_storage().nbytes():
+        return f"has the shape {tuple(tensor.shape)}, but the file holds fewer values for it"
+    if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+        return "holds values that are NaN or infinite: the training that wrote it had diverged"
+    return None
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()

@@ -15,11 +15,14 @@ from torch import Tensor
 
 from quintet.data.vocabulary import WordVocabulary
 from quintet.data.wordpiece import WordPiece
-from quintet.errors import RecipeError, suggest
-from quintet.files import user_path
-from quintet.models import create_model
+from quintet.errors import QuintetError, RecipeError, suggest
+from quintet.files import read_bytes, user_path
+from quintet.models import MODELS
+from quintet.models.size_limit import ELEMENT, build_within
 from quintet.runs.convert.kinds import KINDS, Kind, Names, count_blocks, matrix_shapes, resolve
-from quintet.runs.convert.original import ConversionError, OriginalCheckpoint
+from quintet.runs.convert.original import ConversionError, OriginalCheckpoint, is_plain
+
+LARGEST_VOCABULARY = 2**28  # bytes; the published ones have at most 2 million
 
 
 class _Holder:
@@ -36,7 +39,7 @@ class _Refused(pickle.UnpicklingError):
     pass
 
 
-class _HolderUnpickler(pickle.Unpickler):
+class _HolderUnpickler(pickle._Unpickler):  # the C one fills a table of any size
     """Makes nothing but plain values and holders, whatever the file asks for."""
 
     def find_class(self, module: str, name: str) -> Any:
@@ -60,14 +63,17 @@ def _refuse(what: str) -> Any:
 def read_vocabulary(path: Path | str) -> WordVocabulary | WordPiece:
     """An original vocabulary, or BERT's `vocab.txt`. Nothing in the file is executed."""
     path = user_path(path)
-    if not path.is_file():
-        raise ConversionError(f"{path} does not exist" if not path.exists() else f"{path} is not a file")
-    if path.suffix == ".txt":
-        return WordPiece.load(path)
-    data = path.read_bytes()
-    if data.lstrip()[:1] == b"{":
-        return WordVocabulary.load_scan_json(path)
-    return WordVocabulary(_in_order(path, _unpickle(path, data)))
+    data = read_bytes(path, LARGEST_VOCABULARY)
+    try:
+        if path.suffix == ".txt":
+            return WordPiece.load(path)
+        if data.lstrip()[:1] == b"{":
+            return WordVocabulary.load_scan_json(path)
+        return WordVocabulary(_in_order(path, _unpickle(path, data)))
+    except QuintetError:
+        raise
+    except Exception as error:  # noqa: BLE001  # whatever a reader raises, the file is not one that it can read
+        raise ConversionError(f"{path} cannot be read as a vocabulary: {type(error).__name__}: {error}") from None
 
 
 def _unpickle(path: Path, data: bytes) -> object:
@@ -77,7 +83,7 @@ def _unpickle(path: Path, data: bytes) -> object:
         raise ConversionError(
             f"{path} holds {error}, which a vocabulary has no need of; it was refused, and nothing was executed"
         ) from None
-    except (pickle.UnpicklingError, EOFError, AttributeError, LookupError, ValueError, TypeError) as error:
+    except Exception as error:  # noqa: BLE001  # whatever pickle raises, the file is no pickle of a vocabulary
         raise ConversionError(f"{path} is neither SCAN's JSON nor a pickled vocabulary: {error}") from None
     return getattr(content, "word2idx", None)
 
@@ -103,6 +109,10 @@ FIXED: dict[str, Any] = {
 }
 
 
+# A matcher may be as large as the tensors that are there, twice (a layer is made and copied), and a little more.
+MOST_TIMES, SPARE = 2, 2**24
+
+
 @dataclass(frozen=True)
 class Translation:
     model: str
@@ -123,10 +133,14 @@ def translate(kind: str, checkpoint: OriginalCheckpoint, overrides: Mapping[str,
     options = checkpoint.options | dict(overrides or {})
     _check_options(checkpoint, name, options)
     chosen, assumed = _choices(entry, options)
-    arguments = (entry.sizes or _sizes)(checkpoint) | chosen | entry.arguments(checkpoint, options)
-    assumed |= _told_by_tensors(arguments, options)
     try:
-        matcher = create_model(entry.model, **arguments)
+        arguments = (entry.sizes or _sizes)(checkpoint) | chosen | entry.arguments(checkpoint, options)
+    except (LookupError, TypeError, ValueError) as error:
+        raise ConversionError(f"{checkpoint.path} is no {name} checkpoint: its tensors have other shapes") from error
+    assumed |= _told_by_tensors(arguments, options)
+    there = sum(tensor.numel() * ELEMENT for part in checkpoint.parts for tensor in part.values())
+    try:
+        matcher = build_within(MODELS, entry.model, arguments, limit=MOST_TIMES * there + SPARE)
     except RecipeError as error:
         raise ConversionError(f"{checkpoint.path} has options that cannot be used: {error}") from None
     checkpoint, dropped = _without_unused(checkpoint, entry)
@@ -167,6 +181,11 @@ def _told_by_tensors(arguments: Mapping[str, Any], options: Mapping[str, Any]) -
 
 
 def _check_options(checkpoint: OriginalCheckpoint, name: str, options: Mapping[str, Any]) -> None:
+    for key in {*KINDS[name].options, *FIXED} & options.keys():
+        if not is_plain(options[key]):
+            raise ConversionError(
+                f"{checkpoint.path}: option {key} is a {type(options[key]).__name__}, no text or number of usual size"
+            )
     # SCAN and BFAN have the same tensors; only the options tell them apart.
     declared = "bfan" if "focal_type" in options else "scan" if "cross_attn" in options else None
     if declared not in (None, name):
