@@ -39,8 +39,8 @@ from quintet.search.indexing import build_index
 from quintet.search.items import Hit, Item
 from quintet.serve.app import create_app
 from quintet.serve.server import listen, make_server
-from quintet.serve.service import Searchers
 from quintet.serve.settings import Settings
+from quintet.serve.watcher import Searchers
 
 SCENES = 30
 
@@ -108,6 +108,9 @@ class FakeSearcher:
         if not path.is_file():
             raise MissingImage(f"{path.name} is gone")
         return path
+
+    def files(self) -> list[Path]:
+        return []
 
     def describe(self) -> dict[str, Any]:
         counts = {"image": SCENES, "text": SCENES}

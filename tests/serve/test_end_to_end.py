@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,8 +25,8 @@ from quintet.search.indexing import build_index
 from quintet.search.searcher import Searcher
 from quintet.serve.app import create_app
 from quintet.serve.server import serve_index
-from quintet.serve.service import IndexWatcher
 from quintet.serve.settings import Settings
+from quintet.serve.watcher import IndexWatcher
 
 
 def build(made: Path, images: Path, out: Path) -> None:
@@ -138,6 +139,53 @@ def test_a_rebuilt_index_is_served_and_a_foreign_one_is_not(
     write_json(index / "index.json", manifest)
     assert watcher.look()
     assert real.get("/health").json() == {"status": "ok"}
+
+
+def _delete(index: Path) -> None:
+    shutil.rmtree(index)
+
+
+def _replace(index: Path) -> None:
+    shutil.rmtree(index)
+    index.write_text("something else")
+
+
+def _damage_database(index: Path) -> None:
+    data = (index / "items.sqlite").read_bytes()
+    (index / "items.sqlite").write_bytes(data[:100] + os.urandom(len(data) - 100))
+    (index / "items.sqlite-wal").unlink(missing_ok=True)
+
+
+def _damage_vectors(index: Path) -> None:
+    for path in (index / "vectors").iterdir():
+        os.truncate(path, path.stat().st_size // 2)
+
+
+def _damage_marker(index: Path) -> None:
+    (index / "index.json").write_text("[" * 100_000)
+
+
+@pytest.mark.parametrize("harm", [_delete, _replace, _damage_database, _damage_vectors, _damage_marker])
+def test_health_tells_what_became_of_the_index_and_a_good_build_is_served_again(
+    real: TestClient, watcher: IndexWatcher, made: Path, images: Path, index: Path, harm: Callable[[Path], None]
+) -> None:
+    count = real.get("/api/index").json()["index"]["counts"]["image"]
+    harm(index)
+    for _ in range(3):
+        watcher.look()
+    assert real.get("/health").json() == {"status": "degraded"}
+    assert real.get("/api/index").json()["index_error"]
+    for _ in range(2):  # from what is in memory, or told that the index is damaged
+        answer = real.post("/api/search", json={"query": "red"})
+        assert answer.status_code in (200, 503), answer.text
+        assert answer.status_code == 200 or answer.json()["code"] == "stale_index"
+    next(images.rglob("*.png")).unlink()
+    index.unlink() if index.is_file() else shutil.rmtree(index, ignore_errors=True)
+    build(made, images, index)
+    assert any(watcher.look() for _ in range(2))
+    assert real.get("/health").json() == {"status": "ok"}
+    assert real.get("/api/index").json()["index"]["counts"]["image"] == count - 1
+    assert real.post("/api/search", json={"query": "red"}).status_code == 200
 
 
 WRITER = """

@@ -19,8 +19,8 @@ from fastapi import FastAPI
 from quintet.errors import QuintetError
 from quintet.serve.app import create_app
 from quintet.serve.server import address, listen, make_server
-from quintet.serve.service import Searchers
 from quintet.serve.settings import Settings
+from quintet.serve.watcher import Searchers
 
 MEGABYTE = 2**20
 

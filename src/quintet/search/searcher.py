@@ -348,6 +348,10 @@ class Searcher:
             return unpacked(self.index, entry), self.index / "images"
         return Path(text_path(root.path)) / text_path(item.path), Path(text_path(root.path))
 
+    def files(self) -> list[Path]:
+        """The files that searches read, besides the database."""
+        return [codes.folder / name for codes in self._opened.codes.values() for name in codes.files.files]
+
     def describe(self) -> dict[str, Any]:
         """What this index is, in plain values."""
         manifest = self.manifest

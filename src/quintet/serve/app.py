@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.resources import files
@@ -16,10 +15,10 @@ import quintet
 from quintet.serve.guard import BodyLimit, Guard, install
 from quintet.serve.prometheus import Measure
 from quintet.serve.routes import IMAGE_ROUTE, router
-from quintet.serve.service import IndexWatcher, Searchers, Service
+from quintet.serve.service import Service
 from quintet.serve.settings import Settings
+from quintet.serve.watcher import IndexWatcher, Searchers
 
-LOG = logging.getLogger("quintet.serve")
 TYPES = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
@@ -38,8 +37,6 @@ def create_app(source: Searchers | IndexWatcher, settings: Settings) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         watching = asyncio.create_task(service.watcher.run()) if service.watcher else None
-        if watching:
-            watching.add_done_callback(_report_end)
         try:
             yield
         finally:
@@ -66,11 +63,6 @@ def create_app(source: Searchers | IndexWatcher, settings: Settings) -> FastAPI:
     app.add_middleware(Guard, token=settings.token)
     app.add_middleware(Measure, metrics=service.metrics)
     return app
-
-
-def _report_end(watching: asyncio.Task[None]) -> None:
-    if not watching.cancelled():
-        LOG.error("the index is no longer watched", exc_info=watching.exception())
 
 
 def page_routes() -> APIRouter:

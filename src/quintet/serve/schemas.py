@@ -119,11 +119,12 @@ class IndexAnswer(BaseModel):
     """Facts about the index in use, and the limits of the server."""
 
     index: dict[str, object] = Field(description="Facts about the index: matcher, counts, store, generation.")
-    index_error: str | None = Field(description="Why a newer index is not in use yet.")
+    index_error: str | None = Field(description="Why the index in the folder is not in use.")
     max_upload_bytes: int
 
 
 class Health(BaseModel):
     status: Literal["ok", "degraded"] = Field(
-        description="`degraded`: a newer index cannot be opened, the older one is in use."
+        description="`degraded`: the index in the folder is missing, damaged or cannot be opened; what was opened "
+        "before is in use."
     )

@@ -15,8 +15,8 @@ from quintet.errors import QuintetError
 from quintet.search.searcher import Searcher
 from quintet.serve.app import create_app
 from quintet.serve.connections import Server, connection_limit
-from quintet.serve.service import IndexWatcher
 from quintet.serve.settings import Settings
+from quintet.serve.watcher import IndexWatcher
 
 BACKLOG = 2048
 

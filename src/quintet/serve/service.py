@@ -1,21 +1,19 @@
-"""What answers requests: the current searcher, exchanged for a newer index while it is in use, in pools of threads."""
+"""What answers requests: the current searcher, in pools of threads."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
+import sqlite3
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from quintet.data.images import open_image
 from quintet.errors import QuintetError
-from quintet.search.index_folder import Manifest
+from quintet.search import StaleIndex
 from quintet.search.items import Hit
 from quintet.search.searcher import Searcher
 from quintet.search.stores.where import Where, parse_where
@@ -23,124 +21,9 @@ from quintet.serve.prometheus import Metrics
 from quintet.serve.schemas import Results, Window
 from quintet.serve.settings import Settings
 from quintet.serve.thumbnails import Thumbnail, Thumbnails
+from quintet.serve.watcher import IndexWatcher, Searchers
 
 T = TypeVar("T")
-LOG = logging.getLogger("quintet.serve")
-LONGEST_PAUSE_S = 60.0
-
-
-@dataclass(slots=True)
-class _Lent:
-    searcher: Searcher
-    users: int = 0
-    retired: bool = False
-
-
-class Searchers:
-    """Lends the current searcher. A replaced one is closed when its last user is done."""
-
-    def __init__(self, first: Searcher) -> None:
-        self._lock = threading.Lock()
-        self._current = _Lent(first)
-        self.swaps = 0
-
-    @contextmanager
-    def lend(self) -> Iterator[Searcher]:
-        with self._lock:
-            lent = self._current
-            lent.users += 1
-        try:
-            yield lent.searcher
-        finally:
-            with self._lock:
-                lent.users -= 1
-                last = lent.retired and lent.users == 0
-            if last:
-                lent.searcher.close()
-
-    def swap(self, newer: Searcher) -> None:
-        """Lend `newer` from now on."""
-        with self._lock:
-            older, self._current = self._current, _Lent(newer)
-            self.swaps += 1
-        self._retire(older)
-
-    def close(self) -> None:
-        """Close the current searcher when its last user is done. A searcher that is lent later is closed."""
-        self._retire(self._current)
-
-    def _retire(self, lent: _Lent) -> None:
-        with self._lock:
-            last = not lent.retired and lent.users == 0
-            lent.retired = True
-        if last:
-            lent.searcher.close()
-
-
-class IndexWatcher:
-    """Polls the files of an index, and opens it again when its database holds a newer generation.
-
-    The database grows all through a build, so its generation is read once it has stayed unchanged between two polls.
-
-    The old searcher answers until the new one is open. If the new index cannot be opened (another version, a store that
-    does not answer), the old one stays in use, `error` says why, and opening is retried with longer pauses.
-    """
-
-    def __init__(self, index: Path, reopen: Callable[[], Searcher], interval_s: float = 1.0) -> None:
-        self.error: str | None = None
-        self._index = index
-        self._reopen = reopen
-        self._interval_s = interval_s
-        self._seen = self._before = self._stamps()
-        self.searchers = Searchers(reopen())
-
-    async def run(self) -> None:
-        """Watch until cancelled."""
-        pause = self._interval_s
-        while True:
-            await asyncio.sleep(pause)
-            await asyncio.to_thread(self.look)
-            pause = self._interval_s if self.error is None else min(2 * pause, LONGEST_PAUSE_S)
-
-    def look(self) -> bool:
-        """Replace the searcher if there is a newer index. Returns whether it was replaced."""
-        stamps, before = self._stamps(), self._before
-        self._before = stamps
-        if stamps[0] is None or stamps == self._seen:
-            return False  # without index.json the folder is being moved or built from scratch: the old index stays
-        try:
-            if stamps[0] == self._seen[0]:
-                if stamps != before:
-                    return False
-                if self._generation() == Manifest.read(self._index).generation:
-                    self._seen, self.error = stamps, None
-                    return False
-            newer = self._reopen()
-        except (QuintetError, OSError) as error:
-            self.error = str(error)
-            LOG.warning("the new index cannot be opened, the old one stays in use: %s", error)
-            return False
-        self.error = None
-        self._seen = stamps
-        self.searchers.swap(newer)
-        LOG.info("now serving generation %s", newer.describe().get("generation"))
-        return True
-
-    def _generation(self) -> int:
-        with self.searchers.lend() as searcher:
-            return searcher.generation
-
-    def _stamps(self) -> list[tuple[int, int, int] | None]:
-        """Identifies versions of the files. Read before opening, so that a change during opening is seen next time."""
-        return [_stamp(self._index / name) for name in ("index.json", "items.sqlite", "items.sqlite-wal")]
-
-
-def _stamp(path: Path) -> tuple[int, int, int] | None:
-    try:
-        facts = path.stat()
-    except OSError:
-        return None
-    return facts.st_ino, facts.st_mtime_ns, facts.st_size
 
 
 class BusyError(QuintetError):
@@ -211,7 +94,7 @@ class Service:
 
     @property
     def index_error(self) -> str | None:
-        """Why a newer index is not served, or None."""
+        """Why the index in the folder is not served, or None."""
         return self.watcher.error if self.watcher else None
 
     async def search_text(self, query: str, window: Window) -> Results:
@@ -281,10 +164,17 @@ class Service:
 
     def _borrowed(self, work: Callable[[Searcher], T]) -> T:
         with self._searchers.lend() as searcher:
-            return work(searcher)
+            try:
+                return work(searcher)
+            except (StaleIndex, sqlite3.Error) as error:
+                if self.watcher:
+                    self.watcher.doubt(error)
+                if isinstance(error, StaleIndex):
+                    raise
+                raise StaleIndex(f"the index cannot be read: {error or type(error).__name__}") from error
 
     def _generation(self) -> float:
-        return self._borrowed(lambda searcher: int(searcher.describe()["generation"]))
+        return self._borrowed(lambda searcher: searcher.generation)
 
     def _count(self) -> None:
         add, kept = self.metrics.value, self.thumbnails
@@ -293,7 +183,7 @@ class Service:
         add(
             "quintet_index_swaps_total", "counter", "Times a newer index was put in use.", lambda: self._searchers.swaps
         )
-        stale = "1 while a newer index cannot be opened."
+        stale = "1 while the index in the folder is missing, damaged or cannot be opened."
         add("quintet_index_stale", "gauge", stale, lambda: self.index_error is not None)
         add("quintet_thumbnails_made_total", "counter", "Thumbnails made.", lambda: kept.made)
         add("quintet_thumbnails_found_total", "counter", "Thumbnails found in the cache.", lambda: kept.found)
