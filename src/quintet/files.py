@@ -284,7 +284,8 @@ def read_header(path: Path, format: str, version: int, missing: str) -> dict[str
     if not path.is_file() or found == format + UNFINISHED:
         raise CorpusError(missing)
     header: dict[str, Any] = read_json(path)
-    if found != format or header.get("version", 0) > version:
-        what = f"{found!r} of version {header.get('version')}" if found == format else repr(found)
+    made_by = header.get("version", 0) if found == format else 0
+    if found != format or not isinstance(made_by, int) or made_by > version:
+        what = f"{found!r} of version {made_by}" if found == format else repr(found)
         raise CorpusError(f"{path}: the format is {what}; this Quintet reads {format} up to version {version}")
     return header

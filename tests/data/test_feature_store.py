@@ -16,7 +16,7 @@ from quintet.data.corpus import Text
 from quintet.data.feature_store import FeatureStore, Part, WordFeatures, write_manifest, write_word_features
 from quintet.data.loading import TokenizedTexts, text_batches
 from quintet.data.vocabulary import WordVocabulary
-from quintet.errors import CorpusError
+from quintet.errors import CorpusError, QuintetError
 from quintet.files import read_json, write_json
 
 
@@ -36,6 +36,12 @@ def make_store(
         )
     rows = np.array([(n % parts, n // parts) for n in range(5 * parts)])
     write_manifest(folder, [f"x{n}" for n in range(len(rows))], rows, written, fragments=4, dim=3, tower={"name": "t"})
+
+
+def drop_checksums(folder: Path) -> None:
+    """As in a folder that was written before there were checksums."""
+    manifest = read_json(folder / "manifest.json")
+    write_json(folder / "manifest.json", {key: manifest[key] for key in manifest if key != "checksums"})
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
@@ -157,6 +163,9 @@ def _truncate(folder: Path) -> None:
         (lambda folder: (folder / "f0.npy").unlink(), "does not exist; was it moved"),
         (lambda folder: (folder / "f0.npy").write_bytes(b"hello"), "not a complete .npy"),
         (lambda folder: np.save(folder / "f0.npy", np.array([{}])), "not a complete .npy"),
+        (lambda folder: np.save(folder / "f0.npy", np.zeros((5, 4, 3), complex)), "type complex"),
+        (lambda folder: np.save(folder / "f0.npy", np.zeros((5, 4, 3), bool)), "type bool"),
+        (lambda folder: np.save(folder / "l0.npy", np.array([4.0, 1, 2, 3, 4])), "type float"),
         (lambda folder: np.save(folder / "f0.npy", np.zeros((5, 3))), "expected .rows, fragments, dim."),
         (lambda folder: np.save(folder / "f0.npy", np.zeros((4, 4, 3))), "rows that the arrays do not have"),
         (lambda folder: np.save(folder / "rows.npy", np.full((10, 2), -1)), "rows that the arrays do not have"),
@@ -166,12 +175,12 @@ def _truncate(folder: Path) -> None:
         (lambda folder: np.save(folder / "b0.npy", np.zeros((5, 3, 4))), "expected boxes of shape"),
         (lambda folder: np.save(folder / "l0.npy", np.array([1, 2, 3, 4, 5])), "lengths from 1 to 4"),
         (lambda folder: np.save(folder / "l0.npy", np.array([1, 2, 3])), "expected 5 lengths"),
-        (lambda folder: (folder / "ids.json").write_text('["x0"]'), "1 ids for 10 rows"),
+        (lambda folder: (folder / "ids.json").write_text('["x0"]'), "1 ids for rows"),
         (lambda folder: (folder / "ids.json").write_text(json.dumps(["x0"] * 10)), "names an image twice"),
     ],
 )
 def test_damage_is_found_on_opening(tmp_path: Path, harm: object, message: str) -> None:
-    make_store(tmp_path, lengths=message.endswith("4") or "lengths" in message, boxes="boxes" in message)
+    make_store(tmp_path, lengths=message.endswith(("4", "float")) or "lengths" in message, boxes="boxes" in message)
     assert callable(harm)
     harm(tmp_path)
     with pytest.raises(CorpusError, match=message):
@@ -215,7 +224,9 @@ def grown_by(folder: Path, *, gib: float, shape: tuple[int, int], batches: int) 
         file.truncate(file.tell() + rows * shape[0] * shape[1] * 4)
     positions = np.stack([np.zeros(rows, dtype=np.int64), np.arange(rows)], axis=1)
     ids = [str(row) for row in range(rows)]
-    write_manifest(folder, ids, positions, [Part("sparse.npy")], fragments=shape[0], dim=shape[1], tower={})
+    write_manifest(
+        folder, ids, positions, [Part(str(folder / "sparse.npy"))], fragments=shape[0], dim=shape[1], tower={}
+    )
     command = [sys.executable, "-c", READ_AT_RANDOM, str(folder), str(batches)]
     output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     return float(output)
@@ -310,3 +321,119 @@ def test_texts_carry_their_features(folder: Path) -> None:
     assert parts[0].features.shape == (*parts[0].tokens.shape, 5)
     assert torch.equal(parts[0].features[parts[0].real()], torch.from_numpy(WORDS[1:4]))
     assert next(text_batches(TokenizedTexts(tokenizer, texts), 2)).features is None
+
+
+def test_files_of_others_are_never_replaced_by_word_features(tmp_path: Path) -> None:
+    (tmp_path / "features.npy").write_bytes(b"mine")
+    with pytest.raises(CorpusError, match="in the way"):
+        write_word_features(tmp_path, LENGTHS, [WORDS], dim=5, dtype="float32", facts={})
+    assert (tmp_path / "features.npy").read_bytes() == b"mine"
+    assert [path.name for path in tmp_path.iterdir()] == ["features.npy"]
+
+
+def flip(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(("name", "at"), [("ids.json", 5), ("rows.npy", 128)])
+def test_a_flipped_bit_in_ids_or_rows_is_found_on_opening(tmp_path: Path, name: str, at: int) -> None:
+    make_store(tmp_path)
+    flip(tmp_path / name, at)  # another id, another row
+    with pytest.raises(QuintetError, match=rf"{name} is damaged"):
+        FeatureStore(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["f1.npy", "b0.npy"])
+def test_a_flipped_bit_in_an_array_is_found_by_check(tmp_path: Path, name: str) -> None:
+    make_store(tmp_path)
+    seen: list[tuple[int, int]] = []
+    FeatureStore(tmp_path).check(lambda *done: seen.append(done))
+    assert seen[-1] == (10, 10)
+    flip(tmp_path / name, -3)
+    with pytest.raises(QuintetError, match=rf"{name} is damaged"):
+        FeatureStore(tmp_path).check()
+
+
+def test_a_flipped_bit_in_word_features_is_found(folder: Path) -> None:
+    WordFeatures(folder).check()
+    flip(folder / "features.npy", -1)
+    with pytest.raises(QuintetError, match=r"features.npy is damaged"):
+        WordFeatures(folder).check()
+    flip(folder / "starts.npy", 128 + 8)
+    with pytest.raises(QuintetError, match=r"starts.npy is damaged"):
+        WordFeatures(folder)
+
+
+def test_an_array_elsewhere_is_compared_by_size(tmp_path: Path) -> None:
+    np.save(tmp_path / "far.npy", np.zeros((2, 1, 3), np.float32))
+    folder = tmp_path / "store"
+    write_manifest(
+        folder, ["a"], np.array([[0, 1]]), [Part(str(tmp_path / "far.npy"))], fragments=1, dim=3, tower={"name": "t"}
+    )
+    FeatureStore(folder).check()
+    np.save(tmp_path / "far.npy", np.zeros((3, 1, 3), np.float32))
+    with pytest.raises(CorpusError, match="bytes"):
+        FeatureStore(folder)
+
+
+@pytest.mark.parametrize("what", ["f0.npy", "b1.npy"])
+def test_check_finds_what_is_not_finite(tmp_path: Path, what: str) -> None:
+    make_store(tmp_path)
+    values = np.load(tmp_path / what)
+    values[4, 3, 2] = np.nan
+    np.save(tmp_path / what, values)
+    drop_checksums(tmp_path)
+    with pytest.raises(CorpusError, match="NaN"):
+        FeatureStore(tmp_path).check()
+
+
+HOSTILE = ["null", "[]", "1", '"x"', "{}", "[" * 5000, "1" * 5000, '{"a": 1e999}', "\xff", '["\\ud800"]']
+
+
+@pytest.mark.parametrize("content", HOSTILE)
+@pytest.mark.parametrize(
+    "field", [None, "parts", "fragments", "dim", "tower", "checksums", "sizes", "version", "ids.json"]
+)
+def test_a_hostile_manifest_is_an_error_that_names_the_file(tmp_path: Path, content: str, field: str | None) -> None:
+    make_store(tmp_path)
+    drop_checksums(tmp_path)
+    manifest = read_json(tmp_path / "manifest.json")
+    if field == "ids.json":
+        (tmp_path / "ids.json").write_text(content, encoding="latin-1")
+    elif field is None:
+        (tmp_path / "manifest.json").write_text(content, encoding="latin-1")
+    else:
+        text = json.dumps(manifest | {field: "HERE"}).replace('"HERE"', content)
+        (tmp_path / "manifest.json").write_text(text, encoding="latin-1")
+    if (field, content) in ALLOWED:
+        FeatureStore(tmp_path)
+        return
+    with pytest.raises(QuintetError, match=tmp_path.name):
+        FeatureStore(tmp_path)
+
+
+ALLOWED = {("tower", "null"), ("tower", "{}"), ("checksums", "{}"), ("sizes", "{}"), ("version", "1")}
+ALLOWED |= {("tower", '{"a": 1e999}')}
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_mutated_stores_are_refused_or_read(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    folder = tmp_path_factory.mktemp("store")
+    make_store(folder, lengths=True, parts=1)
+    if data.draw(st.booleans()):
+        drop_checksums(folder)
+    path = folder / data.draw(st.sampled_from(["manifest.json", "ids.json", "rows.npy", "f0.npy", "b0.npy", "l0.npy"]))
+    content = bytearray(path.read_bytes())
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, min(len(content) - 1, 400)))
+        content[at] = data.draw(st.integers(0, 255))
+    cut = data.draw(st.sampled_from([None, None, 3, len(content) // 2, -1]))
+    path.write_bytes(content[:cut])
+    try:
+        store = FeatureStore(folder)
+        store.batch(store.ids)
+    except QuintetError:
+        pass

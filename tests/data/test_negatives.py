@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from quintet.data.corpus import Corpus, Image, Split, Text
 from quintet.data.negatives import NegativeLists, OfflineRows, draw_offline
-from quintet.errors import CorpusError
+from quintet.errors import CorpusError, QuintetError
 from quintet.files import read_json, write_json
 
 
@@ -77,9 +77,16 @@ def test_unfinished_damaged_and_newer_lists_are_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "texts.npy", lists.texts[:2])
     with pytest.raises(CorpusError, match=r"texts\.npy"):
         NegativeLists.open(tmp_path)
-    (tmp_path / "texts.npy").write_bytes(b"nothing")
-    with pytest.raises(CorpusError, match="damaged"):
+    np.save(tmp_path / "texts.npy", lists.texts[::-1])
+    with pytest.raises(QuintetError, match=r"texts\.npy is damaged"):
         NegativeLists.open(tmp_path)
+    old = {key: manifest[key] for key in manifest if key != "checksums"}  # from before there were checksums
+    write_json(tmp_path / "manifest.json", old)
+    (tmp_path / "texts.npy").write_bytes(b"nothing")
+    with pytest.raises(CorpusError, match="not a complete"):
+        NegativeLists.open(tmp_path)
+    np.save(tmp_path / "texts.npy", lists.texts)
+    assert np.array_equal(NegativeLists.open(tmp_path).texts, lists.texts)
     (tmp_path / "manifest.json").unlink()
     with pytest.raises(CorpusError, match="quintet mine"):
         NegativeLists.open(tmp_path)

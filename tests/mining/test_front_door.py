@@ -30,7 +30,7 @@ def test_a_run_mines_its_corpus(trained: Path, tiny_corpus: Path, tmp_path: Path
     opened = NegativeLists.open(tmp_path / "lists")
     opened.check(split, run.weights_checksum)
     assert np.array_equal(opened.texts, found.texts)
-    scores = run.matcher.score(*mining.encode_shared(run, corpus, split, 128))
+    scores = run.matcher.score(*mining.encode_shared(run, corpus, split))
     expected = plain(scores.tolist(), split, 5, 3)
     assert np.array_equal(found.texts, expected[0])
     assert np.array_equal(found.images, expected[1])

@@ -65,7 +65,7 @@ def mine_all(it: Any, folder: Path, out: Path | None, kill: bool) -> dict[str, A
 
 
 def mine_with_run(run: Path, corpus: Path, out: Path) -> NegativeLists:
-    return mine(run, corpus, out=out, top_texts=5, top_images=3, batch_size=5, device="cpu")
+    return mine(run, corpus, out=out, top_texts=5, top_images=3, device="cpu")
 
 
 def work(rank: int, folder: Path, it: Any, run: Path, corpus: Path) -> None:

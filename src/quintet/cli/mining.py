@@ -13,7 +13,6 @@ from rich.table import Table
 from quintet.cli.options import (
     COMPUTE,
     OUTPUT,
-    BatchSizeOption,
     DeviceOption,
     JsonOption,
     RunArgument,
@@ -71,7 +70,9 @@ def mine_command(
         ),
     ] = None,
     as_json: JsonOption = False,
-    batch_size: BatchSizeOption = 128,
+    batch_size: Annotated[
+        int | None, typer.Option("--batch-size", metavar="N", min=1, hidden=True, help="No longer used.")
+    ] = None,
     precision: Annotated[
         str,
         typer.Option(
@@ -117,6 +118,10 @@ def mine_command(
     from quintet.mining.mine import mine
 
     main = distributed.is_main_launched()
+    if batch_size is not None and main:
+        typer.echo(
+            "note: --batch-size has no effect any more, so that lists never depend on it; leave it out", err=True
+        )
     with _bar(Console(stderr=True, quiet=as_json or not main)) as bar:
         task = bar.add_task("encoding", total=None)
         lists = mine(
@@ -131,7 +136,6 @@ def mine_command(
             precision=precision,  # type: ignore[arg-type]  # checked by `mine`
             memory=working,
             stage=stage,
-            batch_size=batch_size,
             device=device,
             progress=lambda done, total: bar.update(task, description="mining", completed=done, total=total),
         )

@@ -5,7 +5,7 @@ captions per image, one caption per image and several images of one person are t
 
 On disk a corpus is a folder:
 
-    corpus.json     {"format": "quintet-corpus", "version": 1, "name": ..., "notes": [...]}
+    corpus.json     {"format": "quintet-corpus", "version": 1, "name": ..., "notes": [...], "checksums": {...}}
     images.jsonl    {"id": "12", "group": "12", "path": "images/12.jpg", ...anything else}
     texts.jsonl     {"id": "12#0", "group": "12", "text": "A dog.", "image": "12"}     ("image" is optional)
     splits.json     {"train": ["12", ...groups], "dev": [...], "test": [...]}
@@ -25,7 +25,18 @@ from typing import Any
 import numpy as np
 
 from quintet.errors import CorpusError, QuintetError, suggest
-from quintet.files import begin_folder, read_header, read_json, read_jsonl, user_path, write_json, write_jsonl
+from quintet.files import (
+    begin_folder,
+    check_shape,
+    checksums,
+    read_header,
+    read_json,
+    read_jsonl,
+    user_path,
+    verify_checksums,
+    write_json,
+    write_jsonl,
+)
 
 FORMAT, VERSION = "quintet-corpus", 1
 HEADER, TABLES = "corpus.json", ("images.jsonl", "texts.jsonl", "splits.json")
@@ -106,6 +117,13 @@ class Split:
         return _make_split(self.name, [self.groups[code] for code in codes], self.images, self.texts)
 
 
+@dataclass(frozen=True)
+class _Head:
+    name: str
+    notes: list[str] = field(default_factory=list)
+    checksums: dict[str, str] = field(default_factory=dict)
+
+
 def read_corpus_head(folder: Path) -> dict[str, Any]:
     """corpus.json, checked."""
     missing = f"{folder} is not a corpus (no finished {HEADER}); make one with `quintet data import FORMAT SOURCE OUT`"
@@ -139,12 +157,12 @@ class Corpus:
         root: Path | str = ".",
         notes: Sequence[str] = (),
     ) -> None:
-        self.name = name
+        self.name = _printable(name)
         self.root = Path(root)
         self.images = list(images)
         self.texts = list(texts)
         self.splits = splits
-        self.notes = list(notes)  # what the importer skipped or changed, in words
+        self.notes = [_printable(note) for note in notes]  # what the importer skipped or changed, in words
         self._check_types()
         self._check()
 
@@ -152,14 +170,15 @@ class Corpus:
         """Tables may be written by hand or made from file names: everything must be text that UTF-8 can hold."""
         for kind, rows in (("image", self.images), ("text", self.texts)):
             for row in rows:
-                values = (row.id, row.group, (row.path or "") if isinstance(row, Image) else row.text)
-                if not all(map(_is_text, values)):
+                optional = row.path if isinstance(row, Image) else row.image
+                values = (row.id, row.group, *([row.text] if isinstance(row, Text) else []), optional)
+                if not all(map(is_text, values if optional is not None else values[:-1])):
                     raise CorpusError(
-                        f"corpus {self.name!r}: {kind} {row.id!r}: id, group and path or text must be strings that "
-                        f"UTF-8 can hold, found {values!r:.200}"
+                        f"corpus {self.name!r}: {kind} {row.id!r:.80}: id, group, path, text and image must be "
+                        f"strings that UTF-8 can hold, found {values!r:.200}"
                     )
         lists = self.splits.values() if isinstance(self.splits, dict) else [None]
-        if not all(isinstance(groups, list) and all(map(_is_text, groups)) for groups in lists):
+        if not all(isinstance(groups, list) and all(map(is_text, groups)) for groups in lists):
             raise CorpusError(f"corpus {self.name!r}: splits must be an object of lists of groups, as strings")
 
     def _check(self) -> None:
@@ -223,13 +242,14 @@ class Corpus:
         write_jsonl(folder / "images.jsonl", (_image_row(image) for image in self.images))
         write_jsonl(folder / "texts.jsonl", (_text_row(text) for text in self.texts))
         write_json(folder / "splits.json", self.splits)
-        write_json(folder / HEADER, {"format": FORMAT, "version": VERSION, "name": self.name, "notes": self.notes})
+        head = {"format": FORMAT, "version": VERSION, "name": self.name, "notes": self.notes}
+        write_json(folder / HEADER, head | {"checksums": checksums(folder, TABLES)})
 
     @staticmethod
     def open(folder: Path | str) -> Corpus:
         """Read a corpus folder, as `quintet data import` and `quintet.import_corpus` write it."""
         folder = user_path(folder)
-        head = read_corpus_head(folder)
+        head = check_shape(read_corpus_head(folder), _Head, str(folder / HEADER))
         try:
             images = [_read_image(row) for row in read_jsonl(folder / "images.jsonl")]
             texts = [
@@ -237,13 +257,16 @@ class Corpus:
                 for row in read_jsonl(folder / "texts.jsonl")
             ]
             splits = read_json(folder / "splits.json")
+            corpus = Corpus(head.name, images, texts, splits, root=folder, notes=head.notes)
+            known = {name: head.checksums[name] for name in TABLES if name in head.checksums}
+            verify_checksums(folder, known, f"import it again, or, if you changed it, delete checksums in {HEADER}")
         except KeyError as error:
             raise CorpusError(f"{folder}: a row lacks the field {error}") from None
         except CorpusError:
             raise
         except QuintetError as error:
             raise CorpusError(str(error)) from None
-        return Corpus(head["name"], images, texts, splits, root=folder, notes=head.get("notes", ()))
+        return corpus
 
 
 def as_corpus(corpus: Corpus | Path | str) -> Corpus:
@@ -251,7 +274,8 @@ def as_corpus(corpus: Corpus | Path | str) -> Corpus:
     return corpus if isinstance(corpus, Corpus) else Corpus.open(corpus)
 
 
-def _is_text(value: object) -> bool:
+def is_text(value: object) -> bool:
+    """Whether a value is a string that UTF-8 can hold."""
     if not isinstance(value, str):
         return False
     try:
@@ -259,6 +283,11 @@ def _is_text(value: object) -> bool:
     except UnicodeEncodeError:  # half of a surrogate pair, or a file name in another encoding
         return False
     return True
+
+
+def _printable(text: str) -> str:
+    """Bytes of a file name that are not UTF-8 become \\udc.. escapes."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _make_split(name: str, groups: Sequence[str], images: Sequence[Image], texts: Sequence[Text]) -> Split:

@@ -6,7 +6,7 @@ On disk, a folder:
     text_scores.npy     (n_images, h_t) float32 their scores, -inf where there are no more
     images.npy          (n_texts, h_i) int32    for each text the rows of its hardest images
     image_scores.npy    (n_texts, h_i) float32
-    manifest.json       {"format": "quintet-negatives", "version": 1, "split": ..., "matcher": ..., ...}
+    manifest.json       {"format": "quintet-negatives", "version": 1, "split": ..., "matcher": ..., "checksums": ...}
 
 The manifest is written last; until then it says that the lists are unfinished.
 """
@@ -21,15 +21,37 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from quintet.data.arrays import open_array, write_array
 from quintet.data.corpus import Split, split_checksum
-from quintet.errors import CorpusError
-from quintet.files import atomic_write, begin_folder, check_folder, header_format, read_header, write_json
+from quintet.errors import CorpusError, QuintetError
+from quintet.files import (
+    begin_folder,
+    check_folder,
+    check_shape,
+    checksums,
+    header_format,
+    read_header,
+    verify_checksums,
+    write_json,
+)
 
 FORMAT, VERSION, HEADER = "quintet-negatives", 1, "manifest.json"
 _ARRAYS = {"texts": np.int32, "text_scores": np.float32, "images": np.int32, "image_scores": np.float32}
-_FILES = [f"{name}.npy" for name in _ARRAYS]
+FILES = [f"{name}.npy" for name in _ARRAYS]
 Distribution = Literal["uniform", "normal"]
+REMEDY = "mine again"
 REDRAWS = 10  # quick ones; pairs that still correspond are then drawn from the allowed combinations
+
+
+@dataclass(frozen=True)
+class _Manifest:
+    """What of the manifest is read here."""
+
+    shapes: dict[str, tuple[int, int]]
+    split: str | None = None
+    split_checksum: str | None = None
+    matcher: dict[str, Any] = field(default_factory=dict)
+    checksums: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -70,39 +92,49 @@ class NegativeLists:
     def save(self, folder: Path | str) -> None:
         """Write the lists. Lists in `folder` are replaced; other files of the same names are kept, with an error."""
         folder = Path(folder)
-        begin_folder(folder, HEADER, FORMAT, _FILES)
+        begin_folder(folder, HEADER, FORMAT, FILES)
         for name in _ARRAYS:
-            with atomic_write(folder / f"{name}.npy") as temporary, temporary.open("wb") as file:
-                np.save(file, np.ascontiguousarray(getattr(self, name)))
-        shapes = {name: list(getattr(self, name).shape) for name in _ARRAYS}
-        write_json(folder / HEADER, {"format": FORMAT, "version": VERSION} | self.manifest | {"shapes": shapes})
+            write_array(folder / f"{name}.npy", getattr(self, name))
+        facts = {
+            "shapes": {name: list(getattr(self, name).shape) for name in _ARRAYS},
+            "checksums": checksums(folder, FILES),
+        }
+        write_json(folder / HEADER, {"format": FORMAT, "version": VERSION} | self.manifest | facts)
 
     @staticmethod
     def open(folder: Path | str, mmap: bool = True) -> NegativeLists:
-        """Read what `save` wrote; memory-mapped, pages are read when they are touched."""
+        """Read what `save` wrote, compared with its checksums; memory-mapped, pages are read when they are touched."""
         folder = Path(folder)
         missing = f"{folder} holds no finished negatives (in {HEADER}); make them with `quintet mine RUN CORPUS`"
         manifest = read_header(folder / HEADER, FORMAT, VERSION, missing)
+        head = check_shape(manifest, _Manifest, str(folder / HEADER))
         arrays = {}
         for name, dtype in _ARRAYS.items():
             path = folder / f"{name}.npy"
-            try:
-                array = np.load(path, mmap_mode="r" if mmap else None, allow_pickle=False)
-            except (OSError, ValueError) as error:
-                raise CorpusError(f"{path} is missing or damaged ({error}); mine again") from None
-            if array.dtype != dtype or list(array.shape) != manifest["shapes"][name]:
+            array = open_array(path, REMEDY, np.dtype(dtype).kind)
+            if array.dtype != dtype or array.shape != head.shapes.get(name):
                 raise CorpusError(
                     f"{path} holds {array.dtype} of shape {array.shape}, but its manifest says {np.dtype(dtype)} of "
-                    f"shape {tuple(manifest['shapes'][name])}; mine again"
+                    f"shape {head.shapes.get(name)}; {REMEDY}"
                 )
-            arrays[name] = array
-        return NegativeLists(**arrays, manifest=manifest)
+            arrays[name] = array if mmap else np.array(array)
+        verify_checksums(folder, {name: head.checksums[name] for name in FILES if name in head.checksums}, REMEDY)
+        try:
+            return NegativeLists(**arrays, manifest=manifest)
+        except ValueError as error:
+            raise CorpusError(f"{folder}: {error}; {REMEDY}") from None
 
     @staticmethod
     def find(folder: Path | str) -> NegativeLists | None:
-        """The finished lists in a folder, or None where `save` may write some; `CorpusError` where it may not."""
-        check_folder(Path(folder), HEADER, FORMAT, _FILES)
-        return NegativeLists.open(folder) if header_format(Path(folder) / HEADER) == FORMAT else None
+        """The finished lists in a folder, or None where `save` may write some; `CorpusError` where it may not.
+
+        Damaged lists count as none: they are made again.
+        """
+        check_folder(Path(folder), HEADER, FORMAT, FILES)
+        try:
+            return NegativeLists.open(folder) if header_format(Path(folder) / HEADER) == FORMAT else None
+        except QuintetError:
+            return None
 
     def check(self, split: Split, weights: str | None = None) -> None:
         """Refuse lists that were not mined for this split, or not by the matcher with these weights (a checksum)."""

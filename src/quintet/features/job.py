@@ -5,29 +5,35 @@ While an extraction runs, everything is in `CORPUS/features/.NAME.partial/`:
     settings.json   what is being made of which images; a resumed extraction must agree
     features.npy    (images, L, dim), at its final size from the start
     boxes.npy       (images, L, 4)
-    journal.jsonl   a line per finished batch, after its data is on disk: {"stop": row after its last, "skipped": [...]}
+    journal.jsonl   a line per finished batch, after its data is on disk: its CRC and
+                    {"stop": row after its last, "skipped": [...]}
 
 At the end skipped.json and the manifest are added and the folder is renamed to `CORPUS/features/NAME`.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
+import io
 import json
+import math
 import os
 import shutil
-from collections.abc import Sequence
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
+from quintet.data.arrays import write_array_header
 from quintet.data.corpus import Image
 from quintet.data.feature_store import FORMAT, HEADER, FeatureStore, Part, write_manifest
 from quintet.errors import CorpusError
-from quintet.files import header_format, read_json, write_json, write_synced
+from quintet.files import header_format, read_json, remove_partials, write_json, write_synced
+from quintet.locks import LockedError, folder_lock
 
 Dtype = Literal["float16", "float32"]
 OWN_FILES = (
@@ -55,35 +61,42 @@ class FeatureJob:
         self.skipped: list[Skipped] = []
 
     def __enter__(self) -> FeatureJob:
-        _check_replaceable(self.folder)
-        self.partial.mkdir(parents=True, exist_ok=True)
-        self.journal = (self.partial / "journal.jsonl").open("ab+", buffering=0)
-        try:
-            fcntl.flock(self.journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self.journal.close()
-            raise CorpusError(f"another process is writing {self.folder}; wait for it, or give another name") from None
-        try:
+        with ExitStack() as stack, _os_errors(self.partial):
+            _check_replaceable(self.folder)
+            try:
+                lock = f".{self.folder.name}.lock"  # beside the folder, which is replaced as a whole
+                stack.enter_context(folder_lock(self.folder.parent, f"extracting {self.folder.name}", lock))
+            except LockedError as error:
+                raise CorpusError(f"{self.folder}: {error}") from None
+            self.partial.mkdir(exist_ok=True)
+            remove_partials(self.partial, OWN_FILES)
+            self.journal = stack.enter_context((self.partial / "journal.jsonl").open("ab+", buffering=0))
             if self._is_resumable():
                 self._read_journal()
             else:
                 self._start()
-            self.files = [(self.partial / f"{kind}.npy").open("rb+", buffering=0) for kind in ("features", "boxes")]
-        except BaseException:
-            self.journal.close()
-            raise
-        self.offsets = [_data_offset(file) for file in self.files]
+            self.files = [
+                stack.enter_context((self.partial / f"{kind}.npy").open("rb+", buffering=0))
+                for kind in ("features", "boxes")
+            ]
+            self.offsets = [
+                _data_offset(file, shape, dtype)
+                for file, (shape, dtype) in zip(self.files, self._arrays().values(), strict=True)
+            ]
+            self._stack = stack.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
-        for file in (*self.files, self.journal):
-            file.close()
+        self._stack.close()
+
+    def _arrays(self) -> dict[str, tuple[tuple[int, ...], str]]:
+        return {"features.npy": (self.shape, self.dtype), "boxes.npy": ((*self.shape[:2], 4), "float32")}
 
     def _is_resumable(self) -> bool:
         path = self.partial / "settings.json"
         if not path.is_file():
             return False
-        differing = _differences(read_json(path), self.settings)
+        differing = _differences(read_json(path, _Settings), self.settings)
         if differing and not self.restart:
             raise CorpusError(
                 f"an unfinished extraction of {self.folder} was begun with other settings ({differing}); "
@@ -95,11 +108,11 @@ class FeatureJob:
         self.journal.seek(0)
         complete = 0
         for line in self.journal.readall().splitlines(keepends=True):
-            if not line.endswith(b"\n"):  # cut off by a kill: that batch is done again
+            row = _journal_row(line)
+            if row is None:  # cut off by a kill, or damaged: from there on it is done again
                 break
-            row = json.loads(line)
-            self.done = row["stop"]
-            self.skipped += [Skipped(**entry) for entry in row["skipped"]]
+            self.done, skipped = row
+            self.skipped += skipped
             complete += len(line)
         self.journal.truncate(complete)
 
@@ -113,23 +126,18 @@ class FeatureJob:
             raise CorpusError(
                 f"the features need {needed / 2**30:.1f} GiB at {self.folder}, where {free / 2**30:.1f} GiB are free"
             )
-        _make_array(self.partial / "features.npy", self.shape, self.dtype)
-        _make_array(self.partial / "boxes.npy", (rows, fragments, 4), "float32")
+        for name, (shape, dtype) in self._arrays().items():
+            _make_array(self.partial / name, shape, dtype)
         write_json(self.partial / "settings.json", self.settings)  # last: without it the extraction starts again
 
     def write(self, features: np.ndarray, boxes: np.ndarray, skipped: list[Skipped]) -> None:
         """Append a batch. Plain writes, because a full disk gives an error here and a bus error in a memory map."""
-        try:
+        stop = self.done + len(features)
+        with _os_errors(self.partial):
             for file, offset, values in zip(self.files, self.offsets, (features, boxes), strict=True):
                 file.seek(offset + self.done * values[0].nbytes)
                 write_synced(file, values.tobytes())
-            stop = self.done + len(features)
-            line = json.dumps({"stop": stop, "skipped": [asdict(entry) for entry in skipped]})
-            write_synced(self.journal, line.encode() + b"\n")
-        except OSError as error:
-            raise CorpusError(
-                f"could not write {self.partial}: {error.strerror or error}; make room and run it again, it resumes"
-            ) from error
+            write_synced(self.journal, _journal_line(stop, skipped))
         self.done = stop
         self.skipped += skipped
 
@@ -154,16 +162,41 @@ class FeatureJob:
             dim=dim,
             tower=self.settings["tower"],
         )
-        if self.folder.exists():  # --overwrite: the previous features are kept until the new ones are complete
-            _check_replaceable(self.folder)
-            shutil.rmtree(self.folder)
-        self.partial.rename(self.folder)
+        with _os_errors(self.folder):
+            if self.folder.exists():  # --overwrite: the previous features are kept until the new ones are complete
+                _check_replaceable(self.folder)
+                shutil.rmtree(self.folder)
+            self.partial.rename(self.folder)
+
+
+@contextmanager
+def _os_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise CorpusError(
+            f"could not write {path}: {error.strerror or error}; make room and run it again, it resumes"
+        ) from error
+
+
+def _journal_line(stop: int, skipped: list[Skipped]) -> bytes:
+    row = json.dumps({"stop": stop, "skipped": [asdict(entry) for entry in skipped]})
+    return f"{zlib.crc32(row.encode()):08x} {row}\n".encode()
+
+
+def _journal_row(line: bytes) -> tuple[int, list[Skipped]] | None:
+    checksum, _, row = line.rstrip(b"\n").partition(b" ")
+    if not line.endswith(b"\n") or checksum != f"{zlib.crc32(row):08x}".encode():
+        return None
+    content = json.loads(row)
+    return content["stop"], [Skipped(**entry) for entry in content["skipped"]]
 
 
 def _check_replaceable(folder: Path) -> None:
     """Features may be replaced by new ones; files that no extraction wrote may not."""
     if not folder.is_dir():
         return
+    remove_partials(folder, OWN_FILES)
     foreign = sorted(path.name for path in folder.iterdir() if path.name not in OWN_FILES)
     if not foreign and header_format(folder / HEADER) != FORMAT:
         foreign = sorted(path.name for path in folder.iterdir())
@@ -177,23 +210,32 @@ def finished_features(folder: Path, settings: dict[str, Any]) -> list[Skipped]:
     """The images that finished features left out; an error where the features have other settings."""
     FeatureStore(folder)  # complete and readable?
     path = folder / "settings.json"
-    differing = _differences(read_json(path), settings) if path.is_file() else "made by other means"
+    differing = _differences(read_json(path, _Settings), settings) if path.is_file() else "made by other means"
     if differing:
         raise CorpusError(
             f"{folder} holds features made with other settings ({differing}); give another name, or --overwrite"
         )
-    return [Skipped(**entry) for entry in read_json(folder / "skipped.json")]
+    return read_json(folder / "skipped.json", list[Skipped])
 
 
-def _differences(old: dict[str, Any], new: dict[str, Any]) -> str:
+@dataclass(frozen=True)
+class _Settings:
+    tower: dict[str, Any]
+    dtype: str
+    pictures: str
+
+
+def _differences(old: _Settings, settings: dict[str, Any]) -> str:
     """What differs, in words; empty where nothing does. Weights are compared by checksum, never by path."""
 
-    def flat(settings: dict[str, Any]) -> dict[str, Any]:
-        tower = {key: value for key, value in settings["tower"].items() if key not in ("weights", "preprocess")}
-        view = settings["tower"]["preprocess"]
-        return tower | view | {"dtype": settings["dtype"], "pictures": settings["pictures"]}
+    def flat(settings: _Settings) -> dict[str, Any]:
+        tower = {key: value for key, value in settings.tower.items() if key not in ("weights", "preprocess")}
+        view = settings.tower.get("preprocess")
+        return (
+            tower | (view if isinstance(view, dict) else {}) | {"dtype": settings.dtype, "pictures": settings.pictures}
+        )
 
-    before, after = flat(old), flat(new)
+    before, after = flat(old), flat(_Settings(**settings))
     names = {"pictures": "the corpus' list of images", "checksum": "the weights"}
     return ", ".join(
         names.get(key) or f"{key} {before.get(key)}, now {after.get(key)}"
@@ -213,14 +255,15 @@ def image_fingerprint(images: Sequence[Image]) -> str:
 def _make_array(path: Path, shape: tuple[int, ...], dtype: str) -> None:
     """A .npy file of zeros that takes no room until it is written."""
     with path.open("wb") as file:
-        header = {"descr": np.lib.format.dtype_to_descr(np.dtype(dtype)), "fortran_order": False, "shape": shape}
-        np.lib.format.write_array_header_1_0(file, header)
-        file.truncate(file.tell() + int(np.prod(shape)) * np.dtype(dtype).itemsize)
+        write_array_header(file, shape, dtype)
+        file.truncate(file.tell() + math.prod(shape) * np.dtype(dtype).itemsize)
         os.fsync(file.fileno())
 
 
-def _data_offset(file: Any) -> int:
-    file.seek(0)
-    np.lib.format.read_magic(file)
-    np.lib.format.read_array_header_1_0(file)
-    return file.tell()
+def _data_offset(file: Any, shape: tuple[int, ...], dtype: str) -> int:
+    """Where the values begin in a file that `_make_array` made."""
+    header = io.BytesIO()
+    write_array_header(header, shape, dtype)
+    if file.read(header.tell()) != header.getvalue():
+        raise CorpusError(f"{file.name} is damaged; start again with --overwrite")
+    return header.tell()

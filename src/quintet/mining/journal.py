@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 import shutil
+import struct
+import zlib
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,6 +22,19 @@ FORMAT, VERSION = "quintet-mining-journal", 3
 _NAME = re.compile(r"images-(\d+)-(\d+)\.npz")
 _OWN = re.compile(r"\.?(journal\.json|beginning\.npz|images-\d+-\d+\.npz)(\.[a-z0-9_]{8}\.partial)?")
 
+# What numpy and zipfile raise on a damaged file.
+_DAMAGE = (
+    OSError, ValueError, TypeError, LookupError, SyntaxError, ArithmeticError, MemoryError, NotImplementedError,
+    EOFError, BadZipFile, struct.error, zlib.error,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Head:
+    format: str
+    version: int
+    settings: dict[str, Any]
+
 
 class Journal:
     """A folder of stripes. All processes of one mining share it; `settings` say which mining it belongs to."""
@@ -29,12 +45,10 @@ class Journal:
         if distributed.is_main() and not head.is_file():
             write_json(head, {"format": FORMAT, "version": VERSION, "settings": settings})
         distributed.barrier()
-        known = read_json(head)
-        if known.get("format") != FORMAT or known.get("version") != VERSION:
+        known = read_json(head, _Head)
+        if known.format != FORMAT or known.version != VERSION:
             raise QuintetError(f"{self.folder} is not a mining journal of this version; choose another folder")
-        different = sorted(
-            key for key in settings | known["settings"] if settings.get(key) != known["settings"].get(key)
-        )
+        different = sorted(key for key in settings | known.settings if settings.get(key) != known.settings.get(key))
         if different:
             raise QuintetError(
                 f"the journal {self.folder} belongs to another mining (it differs in {', '.join(different)}); remove "
@@ -63,14 +77,14 @@ class Journal:
             np.savez(file, **arrays)  # type: ignore[arg-type]  # names come from here
 
     def kept(self, name: str) -> dict[str, np.ndarray] | None:
-        """What `keep` wrote under this name, or None."""
+        """What `keep` wrote under this name, compared with the checksums in the file; None where there is nothing."""
         path = self.folder / f"{name}.npz"
         if not path.is_file():
             return None
         try:
             with np.load(path, allow_pickle=False) as arrays:
                 return dict(arrays)
-        except (OSError, ValueError, BadZipFile) as error:
+        except _DAMAGE as error:
             raise QuintetError(f"{path} is damaged ({error}); remove it to mine this part again") from None
 
     def remove(self) -> None:

@@ -10,7 +10,9 @@ import hashlib
 import json
 import re
 import time
+import warnings
 from collections.abc import Mapping
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from quintet.data.corpus import Corpus, Split, as_corpus, split_checksum
 from quintet.data.negatives import NegativeLists
 from quintet.errors import QuintetError
 from quintet.files import user_path
+from quintet.locks import folder_lock
 from quintet.mining.block_scores import HALVES, Precision, TileScores, float32_sums, make_scores
 from quintet.mining.exclude import Exclusions
 from quintet.mining.journal import VERSION, Journal, remove_journal
@@ -34,6 +37,7 @@ from quintet.runs.run import Run, as_run
 from quintet.runs.run_folder import default_corpus
 
 CPU_MEMORY = 2**30
+ENCODED_AT_ONCE = 128  # images or texts
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 RANKS = (1, 10, 100)
 
@@ -51,7 +55,7 @@ def mine(
     precision: Precision = "auto",
     memory: int | None = None,
     stage: str | None = None,
-    batch_size: int = 128,
+    batch_size: int | None = None,
     device: torch.device | str | None = None,
     progress: bool | Progress = False,
 ) -> NegativeLists:
@@ -60,8 +64,11 @@ def mine(
     - `run`: what `quintet.load` gives, or what it takes, with `stage` the selected weights of that stage.
     - `corpus`: a corpus or its folder; by default the one the run was trained on.
     - `out`: folder for the lists. Mining that was stopped or killed goes on where it was when it is called again, and
-      finished lists of the same weights, split and options are opened. None: nothing is written.
+      finished lists of the same weights, split and options are opened. One process tree at a time mines into a folder.
+      None: nothing is written.
     - `memory`: bytes of working memory beside codes and lists (default: half of a GPU's free memory, 1 GiB on a CPU).
+    - `batch_size`: no longer used. Codes of batches of other sizes differ in their last bits, and near-ties would
+      change places, so images and texts are always encoded `ENCODED_AT_ONCE` at a time.
     - `device`: by default where the run is; a run given by name goes to a GPU where there is one.
     - `progress`: draws a bar; a function is called with the pairs that are compared and the pairs in all.
     - The other options are those of `mine_codes`.
@@ -82,20 +89,26 @@ def mine(
         "false_negative_margin": false_negative_margin,
     }
     _check_options(options, precision)
-    if batch_size < 1:
-        raise QuintetError(f"batches hold at least one image or text, got {batch_size}")
+    if batch_size is not None:
+        if batch_size < 1:
+            raise QuintetError(f"batches hold at least one image or text, got {batch_size}")
+        warnings.warn("mine: batch_size has no effect any more; leave it out", DeprecationWarning, stacklevel=2)
     run = as_run(run, stage=stage, device=device)
-    with distributed.process_group(run.device):
+    with distributed.process_group(run.device), ExitStack() as stack:
         corpus = as_corpus(corpus if corpus is not None else default_corpus([run.folder]))
         split = corpus.split(split) if isinstance(split, str) else split
         journal = None
         if out is not None:
             out = user_path(out)
             finished = _finished(out, run, split, options)
-            if finished is not None:
+            missing = torch.tensor(int(finished is None), device=run.device)
+            if finished is not None and not distributed.all_reduce_max(missing):  # for all processes
                 return finished
             journal = _journal(out, run, split, options)
-        codes = encode_shared(run, corpus, split, batch_size)
+            if distributed.is_main():
+                stack.enter_context(folder_lock(out, "mining negatives"))
+            distributed.barrier()
+        codes = encode_shared(run, corpus, split)
         shown = progress if callable(progress) else progress and distributed.is_main()
         with reported(shown, f"mining {split.name}", len(split.images) * len(split.texts)) as report:
             lists = mine_codes(
@@ -113,10 +126,8 @@ def mine(
         if out is not None:
             if distributed.is_main():
                 lists.save(out)
-                own = re.compile(re.escape(f".{out.name}.mining-") + "[0-9a-f]{12}")
-                for old in list(out.parent.iterdir()):  # also those of mining that was given up
-                    if own.fullmatch(old.name):
-                        remove_journal(old)
+                for old in _journals(out):  # also those of mining that was given up
+                    remove_journal(old)
             distributed.barrier()
         return lists
 
@@ -344,8 +355,13 @@ def _finished(out: Path, run: Run, split: Split, options: dict[str, Any]) -> Neg
         return None
     wanted = (split_checksum(split), run.weights_checksum, options)
     known = lists.manifest
-    found = (known.get("split_checksum"), known.get("matcher", {}).get("weights"), known.get("options"))
-    return lists if wanted == found else None
+    if wanted != (known.get("split_checksum"), known.get("matcher", {}).get("weights"), known.get("options")):
+        return None
+    if distributed.is_main() and _journals(out):  # mining was killed after it had written the lists
+        with suppress(QuintetError), folder_lock(out, "removing what mining left over"):
+            for old in _journals(out):
+                remove_journal(old)
+    return lists
 
 
 def _journal(out: Path, run: Run, split: Split, options: dict[str, Any]) -> Path:
@@ -354,29 +370,34 @@ def _journal(out: Path, run: Run, split: Split, options: dict[str, Any]) -> Path
     return out.parent / f".{out.name}.mining-{hashlib.sha256(way.encode()).hexdigest()[:12]}"
 
 
-def encode_shared(run: Run, corpus: Corpus, split: Split, batch_size: int) -> tuple[Codes, Codes]:
+def _journals(out: Path) -> list[Path]:
+    own = re.compile(re.escape(f".{out.name}.mining-") + "[0-9a-f]{12}")
+    return [path for path in out.parent.iterdir() if own.fullmatch(path.name)]
+
+
+def encode_shared(run: Run, corpus: Corpus, split: Split) -> tuple[Codes, Codes]:
     """The codes of a split, on every process, each of which encodes its share of whole batches.
 
-    The batches are those of one process, so the codes are too.
+    The batches are always the same ones, so the codes are the same bits however many processes encode.
     """
     processes = distributed.world_size()
     keep = torch.device("cpu") if processes == 1 else run.device
-    parts = {"images": _share(len(split.images), batch_size), "texts": _share(len(split.texts), batch_size)}
+    parts = {"images": _share(len(split.images)), "texts": _share(len(split.texts))}
     own = {side: of_process[distributed.rank()] for side, of_process in parts.items()}
     # A process without a share encodes one item all the same: the others need to know what codes look like.
     image_rows = split.images[own["images"]] or split.images[:1]
     text_rows = split.texts[own["texts"]] or split.texts[:1]
-    images = run.encode_images(run.image_batches(corpus, image_rows, batch_size), keep=keep)
-    texts = run.encode_texts(run.text_batches(text_rows, batch_size), keep=keep)
+    images = run.encode_images(run.image_batches(corpus, image_rows, ENCODED_AT_ONCE), keep=keep)
+    texts = run.encode_texts(run.text_batches(text_rows, ENCODED_AT_ONCE), keep=keep)
     if processes == 1:
         return images, texts
     return _together(images, parts["images"]), _together(texts, parts["texts"])
 
 
-def _share(items: int, batch_size: int) -> list[slice]:
-    batches = -(-items // batch_size)
+def _share(items: int) -> list[slice]:
+    batches = -(-items // ENCODED_AT_ONCE)
     shares = (distributed.share(batches, process) for process in range(distributed.world_size()))
-    return [slice(share.start * batch_size, min(share.stop * batch_size, items)) for share in shares]
+    return [slice(share.start * ENCODED_AT_ONCE, min(share.stop * ENCODED_AT_ONCE, items)) for share in shares]
 
 
 def _together(codes: Codes, parts: list[slice]) -> Codes:

@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 
 from quintet import distributed
+from quintet.data.arrays import read_array, write_array
 from quintet.data.batches import ImageBatch
 from quintet.data.corpus import Split
 from quintet.data.loading import image_batches
 from quintet.data.sampling import epoch_batches
-from quintet.errors import QuintetError, RecipeError, RunError
-from quintet.files import atomic_write
+from quintet.errors import CorpusError, QuintetError, RecipeError, RunError
 from quintet.protocols import HasImageFeatures, Matcher, evaluation_mode
 from quintet.training.build import Objectives
 from quintet.training.inputs import TrainingData
@@ -178,12 +178,12 @@ def image_clusters(
     if since == epoch and at_start:
         vectors = _of_all_images(matcher, data, device, lambda batch: _embeddings(matcher, batch)).numpy()
         if distributed.is_main():
-            _save(path, kmeans(vectors, cluster_count(batches, len(vectors)), seed=(*seed, epoch)))
+            write_array(path, kmeans(vectors, cluster_count(batches, len(vectors)), seed=(*seed, epoch)))
             for old in folder.iterdir():
                 if old != path and re.fullmatch(r"clusters-\d+\.npy", old.name):
                     old.unlink()
         distributed.barrier()
-    labels = _load(path, f"epoch {epoch + 1} cannot be resumed exactly")
+    labels = _load(path, f"without it epoch {epoch + 1} cannot be resumed exactly")
     if labels.shape != (len(data.train.images),):
         raise RunError(f"{path} is of another training split: {labels.shape[0]} images, not {len(data.train.images)}")
     return labels
@@ -228,9 +228,9 @@ def _categories(
     if not path.is_file():
         vectors = _group_features(matcher.to(device), data, device)
         if distributed.is_main():
-            _save(path, kmeans(vectors, count, seed=seed))
+            write_array(path, kmeans(vectors, count, seed=seed))
     distributed.barrier()
-    labels = _load(path, "the stage cannot continue")
+    labels = _load(path, "without it the stage cannot continue")
     if labels.shape != (len(data.train.groups),) or labels.max() >= count:
         raise RunError(f"{path} is of another training split or another number of categories; train into a new folder")
     return labels
@@ -265,13 +265,11 @@ def _of_all_images(
         return distributed.gather_rows(torch.cat(parts), len(images)).cpu()
 
 
-def _save(path: Path, labels: np.ndarray) -> None:
-    with atomic_write(path) as temporary, temporary.open("wb") as file:
-        np.save(file, labels, allow_pickle=False)
-
-
 def _load(path: Path, consequence: str) -> np.ndarray:
     try:
-        return np.load(path, allow_pickle=False)
-    except (OSError, ValueError) as error:
-        raise RunError(f"{path} is missing or damaged, so {consequence}: {error}") from None
+        labels = read_array(path, consequence, "i")
+    except CorpusError as error:
+        raise RunError(str(error)) from None
+    if labels.min(initial=0) < 0:
+        raise RunError(f"{path} is damaged: it holds a negative label; {consequence}")
+    return labels

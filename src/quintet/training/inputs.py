@@ -15,7 +15,7 @@ import torch
 from quintet import distributed
 from quintet.backbones.weights import weights_checksum
 from quintet.data.corpus import Corpus, Split, split_checksum
-from quintet.data.feature_store import FeatureStore, WordFeatures, write_word_features
+from quintet.data.feature_store import FeatureStore, WordFeatures, has_word_features, write_word_features
 from quintet.data.loading import FeatureImages, ImageSource, PixelImages, TokenizedTexts, text_batches
 from quintet.data.tokenizers import Tokenizer
 from quintet.errors import CorpusError, RecipeError
@@ -164,7 +164,7 @@ def split_texts(
         )
     key = _fingerprint(encoder, tokenizer, split, data.text_cache)
     folder = data.corpus.root / "texts" / f"{split.name}-{key[:16]}"
-    if distributed.is_main() and not (folder / "manifest.json").is_file():
+    if distributed.is_main() and not has_word_features(folder):
         _write(folder, texts, encoder, data.text_cache, key, device)
     distributed.barrier()
     texts.features = WordFeatures(folder)

@@ -96,7 +96,7 @@ def test_a_failed_overwrite_leaves_the_old_corpus(source: Path, tmp_path: Path) 
     import_corpus("folder", source, tmp_path / "out", name="old")
     (source / "a.txt").write_bytes(b"\xff")
     with pytest.raises(CorpusError, match="not UTF-8"):
-        import_corpus("folder", source, tmp_path / "out", overwrite=True)
+        import_corpus("folder", source, tmp_path / "out", overwrite=True, strict=True)
     assert Corpus.open(tmp_path / "out").name == "old"
 
 

@@ -224,14 +224,23 @@ def test_features_of_another_shape_or_cut_short(tmp_path: Path) -> None:
         import_corpus("precomp", tmp_path / "s", tmp_path / "out")
 
 
-def test_nan_features_are_refused_when_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_features_that_are_not_finite_are_refused(tmp_path: Path, bad: float) -> None:
     write_split(tmp_path / "s", "train", 4)
     array = np.load(tmp_path / "s" / "train_ims.npy")
-    array[2, 1, 0] = np.nan
+    array[2, 1, 0] = bad
     np.save(tmp_path / "s" / "train_ims.npy", array)
-    import_corpus("precomp", tmp_path / "s", tmp_path / "out")
-    with pytest.raises(CorpusError, match="'train-2' hold NaN"):
-        FeatureStore(tmp_path / "out" / "features" / "regions").batch(["train-2"])
+    with pytest.raises(CorpusError, match=r"train_ims.npy: row 2 holds NaN"):
+        import_corpus("precomp", tmp_path / "s", tmp_path / "out")
+
+
+@pytest.mark.parametrize("kind", ["complex64", "object", "bool", "U3"])
+def test_features_that_are_no_real_numbers_are_refused(tmp_path: Path, kind: str) -> None:
+    write_split(tmp_path / "s", "train", 4)
+    path = tmp_path / "s" / "train_ims.npy"
+    np.save(path, np.load(path).astype(kind))
+    with pytest.raises(CorpusError, match=r"type|object"):
+        import_corpus("precomp", tmp_path / "s", tmp_path / "out")
 
 
 def test_a_split_with_a_part_missing_is_noted(tmp_path: Path) -> None:

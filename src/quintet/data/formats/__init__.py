@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import typing
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -13,9 +14,10 @@ from types import ModuleType
 from typing import Any
 
 from quintet.data.corpus import FORMAT, HEADER, TABLES, Corpus, Image
-from quintet.data.formats.assembly import ImageFolder
-from quintet.errors import CorpusError, suggest
-from quintet.files import begin_folder, check_folder, header_format, user_path
+from quintet.data.formats.assembly import COPIED, ImageFolder
+from quintet.errors import CorpusError, QuintetError, suggest
+from quintet.files import begin_folder, check_folder, header_format, remove_partials, user_path
+from quintet.locks import folder_lock
 
 OLD_OPTIONS = {"pictures": "images"}  # earlier names, still understood
 
@@ -46,30 +48,55 @@ def import_corpus(
     """
     chosen, source, out = get_format(format), user_path(source), user_path(out)
     parsed = parse_options(chosen, options)
-    if not source.exists() and not chosen.generated:
-        raise CorpusError(f"{source} does not exist; SOURCE holds {chosen.help}")
+    try:
+        return _import(chosen, source, out, parsed, name, copy, overwrite)
+    except CorpusError:
+        raise
+    except QuintetError as error:
+        raise CorpusError(str(error)) from None
+    except OSError as error:
+        raise CorpusError(f"could not import {source} into {out}: {error}") from error
+
+
+def _import(
+    format: Format, source: Path, out: Path, options: dict[str, Any], name: str | None, copy: bool, overwrite: bool
+) -> Corpus:
+    if not source.exists() and not format.generated:
+        raise CorpusError(f"{source} does not exist; SOURCE holds {format.help}")
     if out.exists() and not out.is_dir():
         raise CorpusError(f"{out} is a file; OUT is the folder to make")
     check_folder(out, HEADER, FORMAT, TABLES)
     replaces = header_format(out / HEADER) == FORMAT
     if replaces and not overwrite:
         raise CorpusError(f"{out} already holds a corpus; choose another folder, or allow overwriting it")
-    if chosen.generated:
-        corpus = chosen.read(out, overwrite=overwrite, **parsed)
+    if format.generated:
+        corpus = format.read(out, overwrite=overwrite, **options)
         if name:
             corpus.name = name
             corpus.save(out)
         return corpus
-    if chosen.needs_out:
-        if replaces:
-            begin_folder(out, HEADER, FORMAT, TABLES)  # from here on the old corpus no longer fits its files
-        parsed["out"] = out
-    corpus = chosen.read(source, **parsed)
-    point = _copier(out) if copy else _pointer(out)
-    images = [image if image.path is None else point(image, corpus.image_path(image)) for image in corpus.images]
-    os.sync()  # the copied or unpacked images: one sync for all of them, before the tables that name them
-    Corpus(name or corpus.name, images, corpus.texts, corpus.splits, out, corpus.notes).save(out)
-    return Corpus.open(out)
+    with folder_lock(out, "importing a corpus", name=".quintet.lock"):
+        if format.needs_out:
+            if replaces:
+                begin_folder(out, HEADER, FORMAT, TABLES)  # from here on the old corpus no longer fits its files
+            options["out"] = out
+        corpus = format.read(source, **options)
+        point = _copier(out) if copy else _pointer(out)
+        images = [image if image.path is None else point(image, corpus.image_path(image)) for image in corpus.images]
+        os.sync()  # the copied or unpacked images: one sync for all of them, before the tables that name them
+        Corpus(name or corpus.name, images, corpus.texts, corpus.splits, out, corpus.notes).save(out)
+        _remove_partials(out, images)
+        return Corpus.open(out)
+
+
+def _remove_partials(out: Path, images: list[Image]) -> None:
+    """What imports that were killed left beside the images that this one has written."""
+    written: dict[Path, set[str]] = defaultdict(set)
+    for image in images:
+        if image.path is not None and image.extra.get(COPIED):
+            written[(out / image.path).parent].add(Path(image.path).name)
+    for folder, names in written.items():
+        remove_partials(folder, names)
 
 
 def _pointer(out: Path) -> Callable[[Image, Path], Image]:

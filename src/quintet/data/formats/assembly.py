@@ -10,11 +10,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import UnionType
 from typing import Any
 
-from quintet.data.corpus import Corpus, Image, Text
+from quintet.data.corpus import Corpus, Image, Text, is_text
 from quintet.errors import CorpusError, QuintetError
-from quintet.files import atomic_write, read_jsonl
+from quintet.files import atomic_write, read_bytes, read_jsonl
+
+LARGEST_TEXT = 2**30  # bytes of a file with captions
+LONGEST_NAME = 200  # bytes of an image's path below OUT/pictures; a longer one is replaced by its checksum
 
 
 @dataclass
@@ -38,15 +42,15 @@ class Notes:
         self._found: dict[str, list[str]] = {}
         self._said: list[str] = []
 
-    def skip(self, what: str, example: str) -> None:
+    def skip(self, what: str, example: object) -> None:
         """Something is missing or broken in the source and is left out."""
         if self.strict:
             raise CorpusError(f"{what}: {example}; mend the source, or import without `strict` to leave it out")
         self.leave_out(what, example)
 
-    def leave_out(self, what: str, example: str) -> None:
+    def leave_out(self, what: str, example: object) -> None:
         """Something is left out on purpose, also where `strict`."""
-        self._found.setdefault(what, []).append(example)
+        self._found.setdefault(what, []).append(str(example))
 
     def say(self, text: str) -> None:
         self._said.append(text)
@@ -64,30 +68,63 @@ class Notes:
 
 def read_lines(path: Path) -> list[str]:
     """The lines of a UTF-8 file, stripped. Only a newline ends a line: captions may hold any other separator."""
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        raise CorpusError(f"{path} does not exist") from None
-    rows = data.removeprefix(b"\xef\xbb\xbf").split(b"\n")
+    rows = read_text(path).split("\n")
     if not rows[-1]:
         rows.pop()  # what follows the last newline
-    return [_decode(row, path, number).strip() for number, row in enumerate(rows, 1)]
+    return [row.strip() for row in rows]
 
 
 def read_text(path: Path) -> str:
     """A whole UTF-8 file; an undecodable byte is reported with its line."""
-    rows = path.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
-    return "\n".join(_decode(row, path, number) for number, row in enumerate(rows, 1))
-
-
-def _decode(row: bytes, path: Path, number: int) -> str:
     try:
-        return row.decode("utf-8")
+        data = read_bytes(path, LARGEST_TEXT)
+    except QuintetError as error:
+        raise CorpusError(str(error)) from None
+    return decode(data, str(path))
+
+
+def decode(data: bytes, where: str) -> str:
+    """UTF-8 with or without a byte order mark."""
+    try:
+        return data.removeprefix(b"\xef\xbb\xbf").decode("utf-8")
     except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
         raise CorpusError(
-            f"{path}, line {number}: not UTF-8 ({error.reason} at byte {error.start}); save the file as UTF-8, "
-            "for instance with `iconv -f LATIN1 -t UTF-8`"
+            f"{where}, line {line}: not UTF-8 ({error.reason}); save the file as UTF-8, for instance with "
+            "`iconv -f LATIN1 -t UTF-8`"
         ) from None
+
+
+def value_of(row: Any, key: str, kind: type | UnionType, where: str) -> Any:
+    """A field that a row of JSON must have.
+
+    >>> value_of({"split": 3}, "split", str, "images[7]")
+    Traceback (most recent call last):
+        ...
+    quintet.errors.CorpusError: images[7]: 'split' must be of type str, found 3
+    """
+    if not isinstance(row, dict):
+        raise CorpusError(f"{where} must be an object, found {row!r:.60}")
+    if key not in row:
+        raise CorpusError(f"{where} lacks {key!r}")
+    if not isinstance(row[key], kind):
+        name = getattr(kind, "__name__", str(kind))
+        raise CorpusError(f"{where}: {key!r} must be of type {name}, found {row[key]!r:.60}")
+    return row[key]
+
+
+def files_below(folder: Path, notes: Notes) -> list[Path]:
+    """All files in a folder and below it, sorted; links to folders are not followed."""
+    found: list[Path] = []
+    folders = [folder]
+    while folders:
+        try:
+            with os.scandir(folders.pop()) as entries:
+                for entry in entries:
+                    (folders if entry.is_dir(follow_symlinks=False) else found).append(Path(entry.path))
+        except OSError as error:
+            notes.skip("folders that cannot be read", f"{error.filename}: {error.strerror}")
+    return sorted(found)
 
 
 IMAGE_FOLDERS = (  # usual names of Flickr8k's and Flickr30k's
@@ -171,8 +208,12 @@ def image_name(id_: str, suffix: str, taken: set[str]) -> str:
     ['a/1.jpg', '1.jpg', 'A/1-2.jpg', 'etc/x.jpg']
     """
     parts = [part for part in id_.replace("\\", "/").split("/") if part.strip(". \0")]
+    # A folder is never called like an image: a.jpg/b.jpg may stand beside a.jpg.
+    parts[:-1] = [f"{part}_" if suffix and part.lower().endswith(suffix.lower()) else part for part in parts[:-1]]
     stem = "/".join(part.replace("\0", "").replace(":", "_") for part in parts) or "picture"
     stem = stem[: -len(suffix)] if suffix and stem.lower().endswith(suffix.lower()) else stem
+    if len(stem.encode()) > LONGEST_NAME:
+        stem = hashlib.sha256(stem.encode()).hexdigest()
     name, number = f"{stem}{suffix}", 1
     while name.lower() in taken:  # lower-case: some file systems do not tell A from a
         number += 1
@@ -232,6 +273,9 @@ def assemble(
             id_ = f"{entry.id}#{number}"
             if not isinstance(caption, str):
                 raise CorpusError(f"{name}: caption {id_!r} is {type(caption).__name__}, not text")
+            if not is_text(caption):
+                notes.skip("captions that UTF-8 cannot hold", id_)
+                continue
             if not caption.strip():
                 notes.skip("empty captions", id_)
                 continue
@@ -249,10 +293,22 @@ def assemble(
 
 def _with_images(entries: Iterable[Entry], notes: Notes) -> Iterator[Entry]:
     for entry in entries:
-        if entry.path is not None and not entry.path.is_file():
-            notes.skip("images that do not exist", str(entry.path))
+        if not all(map(is_text, (entry.id, str(entry.path or ""), entry.group or ""))):
+            notes.skip("images whose names UTF-8 cannot hold", entry.path or entry.id)
+        elif entry.path is not None and not is_file(entry.path):
+            notes.skip("images that do not exist", entry.path)
+        elif entry.path is not None and not os.access(entry.path, os.R_OK):
+            notes.skip("images that may not be read", entry.path)
         else:
             yield entry
+
+
+def is_file(path: Path) -> bool:
+    """Whether a path that a source names is a file."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # a name that is too long, or holds a null byte
+        return False
 
 
 def _splits(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from quintet.data.corpus import Corpus
-from quintet.data.formats.assembly import Entry, Notes, assemble, given_or_found, split_name
+from quintet.data.formats.assembly import Entry, Notes, assemble, given_or_found, split_name, value_of
 from quintet.errors import CorpusError
 from quintet.files import read_json
 
@@ -42,16 +42,17 @@ def _splits_by_order(rows: list[Any], path: Path) -> list[str]:
     return [split for split, count in FILE_ORDER.items() for _ in range(count)]
 
 
-def _entries(rows: list[dict[str, Any]], path: Path, root: Path, splits: list[str] | None) -> Iterator[Entry]:
+def _entries(rows: list[Any], path: Path, root: Path, splits: list[str] | None) -> Iterator[Entry]:
     for number, row in enumerate(rows):
-        try:
-            file, person, captions = row["file_path"], str(row["id"]), row["captions"]
-            split = splits[number] if splits is not None else row["split"]
-        except (KeyError, TypeError) as error:
-            hint = ""
-            if isinstance(row, dict) and "split" not in row:
-                hint = " (caption_all.json has none: use reid_raw.json, or the option file_order=true)"
-            raise CorpusError(f"{path}: image {number} lacks the field {error}{hint}") from None
+        where = f"{path}: image {number}"
+        if splits is None and isinstance(row, dict) and "split" not in row:
+            raise CorpusError(
+                f"{where} lacks the field 'split' (caption_all.json has none: use reid_raw.json, or the option "
+                "file_order=true)"
+            )
+        file, captions = value_of(row, "file_path", str, where), value_of(row, "captions", object, where)
+        person = str(value_of(row, "id", int | str, where))
+        split = splits[number] if splits is not None else split_name(value_of(row, "split", str, where))
         if not isinstance(captions, list) or not all(isinstance(caption, str) for caption in captions):
-            raise CorpusError(f"{path}: image {number} ({file}): `captions` must be a list of texts")
-        yield Entry(file, captions, split_name(split), root / file, group=person)
+            raise CorpusError(f"{where} ({file}): 'captions' must be a list of texts, found {captions!r:.60}")
+        yield Entry(file, captions, split, root / file, group=person)

@@ -6,6 +6,7 @@ Flickr_8k.trainImages.txt    an image's file name (with or without .jpg) on each
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from quintet.data.corpus import Corpus
@@ -65,12 +66,12 @@ def _read_captions(path: Path) -> dict[str, dict[int, str]]:
         if not line:
             continue
         key, _, caption = line.partition("\t")
-        image, mark, place = key.rpartition("#")
-        if not mark or not place.isdigit():
+        image, _, text = key.rpartition("#")
+        if not image or not re.fullmatch("[0-9]{1,9}", text):
             raise CorpusError(f"{path}, line {number}: expected IMAGE#NUMBER TAB CAPTION, found {line[:60]!r}")
-        if int(place) in captions.setdefault(image, {}):
+        if int(text) in captions.setdefault(image, {}):
             raise CorpusError(f"{path}, line {number}: the id {key!r} occurs a second time; ids must be unique")
-        captions[image][int(place)] = caption
+        captions[image][int(text)] = caption
     return captions
 
 

@@ -9,9 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from quintet.data.corpus import Corpus
-from quintet.data.formats.assembly import Entry, Notes, assemble, parse_fractions, read_lines, read_text, split_name
+from quintet.data.formats.assembly import (
+    Entry,
+    Notes,
+    assemble,
+    files_below,
+    is_file,
+    parse_fractions,
+    read_lines,
+    read_text,
+    split_name,
+)
 from quintet.data.images import IMAGE_SUFFIXES
-from quintet.errors import CorpusError, QuintetError, suggest
+from quintet.errors import CorpusError, suggest
 from quintet.files import read_jsonl
 
 USUAL = {
@@ -67,7 +77,7 @@ def read(
     path = _table(source, table)
     entries: Iterator[Entry] | list[Entry]
     if path is None:
-        entries = _sidecar(folder)
+        entries = _sidecar(folder, notes)
     else:
         asked = {"image": image, "caption": caption, "split": split, "group": group}
         entries = _from_table(path, asked, delimiter, images)
@@ -89,13 +99,17 @@ def _table(source: Path, given: Path | None) -> Path | None:
     return found[0] if found else None
 
 
-def _sidecar(folder: Path) -> Iterator[Entry]:
+def _sidecar(folder: Path, notes: Notes) -> Iterator[Entry]:
     """Images in a folder and below it; captions one a line in NAME.txt or NAME.jpg.txt."""
-    for path in sorted(folder.rglob("*")):
+    for path in files_below(folder, notes):
         if path.suffix.lower() not in IMAGE_SUFFIXES or path.name.startswith("."):
             continue
-        beside = [text for text in (path.with_suffix(".txt"), path.with_name(f"{path.name}.txt")) if text.is_file()]
-        captions = [line for text in beside[:1] for line in read_lines(text) if line]
+        beside = [text for text in (path.with_suffix(".txt"), path.with_name(f"{path.name}.txt")) if is_file(text)]
+        try:
+            captions = [line for text in beside[:1] for line in read_lines(text) if line]
+        except CorpusError as error:
+            notes.skip("images whose caption file is damaged", error)
+            continue
         yield Entry(path.relative_to(folder).as_posix(), captions, None, path)
 
 
@@ -163,7 +177,7 @@ def _captions(row: dict[str, Any], column: str, where: str) -> list[str]:
 
 def _locate(name: str, roots: list[Path]) -> Path:
     for root in roots:
-        if (root / name).is_file():
+        if is_file(root / name):
             return root / name
     return roots[0] / name
 
@@ -171,7 +185,7 @@ def _locate(name: str, roots: list[Path]) -> Path:
 def read_table(path: Path, delimiter: str | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
     """(number, row) pairs; any other suffix than .tsv, .jsonl and .parquet is read as CSV with a header line."""
     if path.suffix == ".jsonl":
-        return _jsonl(path)
+        return enumerate(read_jsonl(path), 1)
     if path.suffix == ".parquet":
         return _parquet(path)
     return _delimited(path, delimiter or ("\t" if path.suffix == ".tsv" else ","))
@@ -207,15 +221,6 @@ def _unquote(value: str) -> str:
     return inner.replace('""', '"') if whole else value
 
 
-def _jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    try:
-        yield from enumerate(read_jsonl(path), 1)
-    except CorpusError:
-        raise
-    except QuintetError as error:
-        raise CorpusError(str(error)) from None
-
-
 def _parquet(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     try:
         import pyarrow
@@ -230,5 +235,5 @@ def _parquet(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             for row in batch.to_pylist():
                 number += 1
                 yield number, row
-    except (pyarrow.ArrowException, UnicodeDecodeError) as error:
+    except (pyarrow.ArrowException, OSError, ValueError, TypeError, OverflowError, MemoryError) as error:
         raise CorpusError(f"{path} cannot be read as Parquet: {error}") from None

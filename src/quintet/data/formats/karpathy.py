@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from quintet.data.corpus import Corpus
-from quintet.data.formats.assembly import IMAGE_FOLDERS, Entry, Notes, assemble, given_or_found, split_name
+from quintet.data.formats.assembly import IMAGE_FOLDERS, Entry, Notes, assemble, given_or_found, split_name, value_of
 from quintet.errors import CorpusError, suggest
 from quintet.files import read_json
 
@@ -42,7 +42,7 @@ def read(
     if not isinstance(rows, dict) or not isinstance(rows.get("images"), list):
         raise CorpusError(f"{path}: expected an object with a list `images`; is it one of Karpathy's dataset_*.json?")
     # COCO's folders carry their own names (train2014, val2014), which the file names.
-    coco = any("filepath" in row for row in rows["images"])
+    coco = any(isinstance(row, dict) and "filepath" in row for row in rows["images"])
     usual = (*IMAGE_FOLDERS, ".") if coco else IMAGE_FOLDERS
     root = given_or_found(images, folder, usual, "folder of images", "images")
     notes = Notes(strict)
@@ -52,24 +52,24 @@ def read(
 
 
 def _entries(
-    rows: list[dict[str, Any]], path: Path, root: Path, restval: str, max_captions: int | None, notes: Notes
+    rows: list[Any], path: Path, root: Path, restval: str, max_captions: int | None, notes: Notes
 ) -> Iterator[Entry]:
     target_of = {"train": "train", "keep": "restval"}
     joined = 0
     for number, row in enumerate(rows):
-        try:
-            file, split, texts = row["filename"], row["split"], [text["raw"] for text in row["sentences"]]
-        except (KeyError, TypeError) as error:
-            raise CorpusError(
-                f"{path}: images[{number}] lacks {error}; every image needs filename, split, sentences"
-            ) from None
+        where = f"{path}: images[{number}]"
+        file, split, sentences = (
+            value_of(row, key, kind, where) for key, kind in (("filename", str), ("split", str), ("sentences", list))
+        )
+        texts = [value_of(text, "raw", str, f"{where}.sentences[{at}]") for at, text in enumerate(sentences)]
+        folder = value_of(row, "filepath", str, where) if "filepath" in row else ""
         joined += split == "restval" and restval == "train"
         target = target_of.get(restval) if split == "restval" else split_name(split)
         if target is None:
             notes.leave_out("images of split 'restval'", file)
             continue
         extra: dict[str, Any] = {key: row[key] for key in ("imgid", "cocoid") if key in row}
-        id_ = str(row["cocoid"]) if "cocoid" in row else file
-        yield Entry(id_, texts[:max_captions], target, root / row.get("filepath", "") / file, extra=extra)
+        id_ = str(value_of(row, "cocoid", int | str, where)) if "cocoid" in row else file
+        yield Entry(id_, texts[:max_captions], target, root / folder / file, extra=extra)
     if joined:
         notes.say(f"{joined} images of split 'restval' were joined to 'train'")

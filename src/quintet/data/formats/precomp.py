@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from quintet.data.arrays import all_finite, open_array, read_array, write_array_header
 from quintet.data.corpus import Corpus, Image
 from quintet.data.formats.assembly import Entry, Notes, assemble, read_lines
 from quintet.errors import CorpusError
@@ -33,7 +34,9 @@ OPTIONS = {
     "features": "the name of the features in the corpus",
     "strict": "true: an empty caption is an error instead of a note",
 }
-CHUNK = 4096  # rows at a time
+CHUNK = 4096  # rows of boxes at a time
+SCANNED = 128  # rows of features at a time
+REMEDY = "fetch it again"
 SLACK = 1.01  # detectors round
 
 
@@ -96,7 +99,7 @@ def _open(source: Path, split: str, ids: str, per_image: int, size_order: str, f
     from quintet.data.feature_store import Part
 
     path = source / f"{split}_ims.npy"
-    array = open_array(path)
+    array = open_array(path, REMEDY, "fiu")
     if array.ndim != 3:
         raise CorpusError(f"{path}: expected (rows, regions, dim), found {array.shape}")
     captions = read_lines(source / f"{split}_caps.txt")
@@ -105,6 +108,7 @@ def _open(source: Path, split: str, ids: str, per_image: int, size_order: str, f
     )
     repeat = _repetition(array, len(captions), names, per_image, f"{source / split}", notes)
     images = len(array) // repeat
+    _refuse_not_finite(array, repeat, path)
     if names is None:
         names = [f"{split}-{row}" for row in range(images)]
     elif len(names) == len(array):
@@ -116,13 +120,12 @@ def _open(source: Path, split: str, ids: str, per_image: int, size_order: str, f
     return _Files(split, captions, names, np.arange(images) * repeat, part, array.shape)
 
 
-def open_array(path: Path) -> np.ndarray:
-    """Mapped, never loaded."""
-    try:
-        array: np.ndarray = np.load(path, mmap_mode="r")
-    except (ValueError, OSError) as error:
-        raise CorpusError(f"{path} is not a complete .npy array: {error}") from None
-    return array
+def _refuse_not_finite(array: np.ndarray, repeat: int, path: Path) -> None:
+    for start in range(0, len(array), SCANNED * repeat):
+        rows = array[start : start + SCANNED * repeat : repeat]  # of each image one
+        if not all_finite(rows):
+            bad = start + repeat * int(np.argmin(np.isfinite(rows).reshape(len(rows), -1).all(axis=1)))
+            raise CorpusError(f"{path}: row {bad} holds NaN or infinity; extract the features again")
 
 
 def _repetition(
@@ -221,30 +224,30 @@ def usable_boxes(
     path, sizes_path = source / f"{split}_boxes.npy", source / f"{split}_img_sizes.npy"
     if not path.exists():
         return None
-    boxes = np.load(path, mmap_mode="r")
+    boxes = open_array(path, REMEDY, "fiu")
     if boxes.shape != (*shape[:2], 4):
         raise CorpusError(f"{path}: expected {(*shape[:2], 4)} for features of shape {shape}, found {boxes.shape}")
+    _refuse_not_finite(boxes, 1, path)
     if not sizes_path.exists():
         if boxes.max(initial=0) <= 1:
             return str(path.absolute())
         notes.skip("box files in pixels without the images' sizes", f"{path.name} (no {sizes_path.name})")
         return None
-    sizes = np.load(sizes_path)
+    sizes = read_array(sizes_path, REMEDY, "fiu")
     if sizes.shape != (len(boxes), 2):
         raise CorpusError(f"{sizes_path}: expected {(len(boxes), 2)}, found {sizes.shape}")
     sizes = sizes.astype(np.float32)[:, ::-1] if size_order == "hw" else sizes.astype(np.float32)
     name = f"{split}_boxes.npy"
-    with atomic_write(folder / name) as temporary:
-        scaled = np.lib.format.open_memmap(temporary, mode="w+", dtype=np.float32, shape=boxes.shape)
+    with atomic_write(folder / name) as temporary, temporary.open("wb") as file:
+        write_array_header(file, boxes.shape, "float32")
         for start in range(0, len(boxes), CHUNK):
-            scaled[start : start + CHUNK] = _scale(boxes, sizes, start, path)
-        scaled.flush()
+            file.write(_scale(boxes, sizes, start, path).astype(np.float32).tobytes())
     return name
 
 
 def _scale(boxes: np.ndarray, sizes: np.ndarray, start: int, path: Path) -> np.ndarray:
     size = np.tile(sizes[start : start + CHUNK], 2)[:, None]  # (rows, 1, 4) width, height, width, height
-    if not (size > 0).all():
+    if not ((size > 0) & np.isfinite(size)).all():
         raise CorpusError(f"{path}: an image between rows {start} and {start + len(size)} has no size")
     scaled = boxes[start : start + CHUNK] / size  # (rows, regions, 4)
     beyond = np.flatnonzero((scaled > SLACK).any(axis=(1, 2)))

@@ -5,19 +5,33 @@ shard-000.tar:  0001.jpg  0001.txt (one caption a line)  or  0001.json ({"captio
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import json
 import lzma
+import struct
 import tarfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from io import BufferedReader
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, BinaryIO, cast
 
-from quintet.data.corpus import Corpus
-from quintet.data.formats.assembly import Entry, ImageFolder, Notes, assemble, parse_fractions, split_name
+from quintet.data.corpus import Corpus, is_text
+from quintet.data.formats.assembly import (
+    Entry,
+    ImageFolder,
+    Notes,
+    assemble,
+    decode,
+    files_below,
+    parse_fractions,
+    split_name,
+)
 from quintet.data.images import IMAGE_SUFFIXES
-from quintet.errors import CorpusError
+from quintet.errors import CorpusError, QuintetError
+from quintet.files import open_regular
 
 MAX_BYTES = 256 * 2**20  # of one file in a shard
 PATTERNS = ("*.tar", "*.tar.gz", "*.tgz")
@@ -48,7 +62,9 @@ def read(
 ) -> Corpus:
     notes = Notes(strict)
     shares = parse_fractions(fractions)
-    shards = [source] if source.is_file() else sorted({path for name in PATTERNS for path in source.rglob(name)})
+    shards = [source]
+    if source.is_dir():
+        shards = [path for path in files_below(source, notes) if any(map(path.match, PATTERNS))]
     if not shards:
         raise CorpusError(f"{source} holds no tar shards ({', '.join(PATTERNS)})")
     entries: list[Entry] = []
@@ -95,22 +111,27 @@ def _samples(shard: Path, folder: ImageFolder, caption: str | None, notes: Notes
             if sample.image is not None:
                 raise CorpusError(f"{where}: the key {key!r} has an image already; keys must be unique")
             sample.image, sample.extra = folder.add(key, suffix, data)
-        elif suffix == ".txt":
-            sample.captions += [line for line in _decode(data, where).split("\n") if line.strip()]
-        elif suffix == ".json":
-            sample.captions += _json_captions(_decode(data, where), caption, where)
+        elif suffix in (".txt", ".json"):
+            try:
+                text = decode(data, where)
+                lines = [line for line in text.split("\n") if line.strip()]
+                sample.captions += lines if suffix == ".txt" else _json_captions(text, caption, where)
+            except CorpusError as error:
+                notes.skip("caption files that are damaged", error)
     return samples
 
 
 def shard_files(shard: Path, notes: Notes) -> Iterator[tuple[str, bytes]]:
     """Plain files with harmless names; nothing is ever unpacked by tarfile itself."""
     try:
-        with tarfile.open(shard, "r:*") as tar:
+        with open_regular(shard) as raw, _unpacked(raw) as stream, tarfile.open(fileobj=stream, mode="r:") as tar:
             for member in tar:
                 path = PurePosixPath(member.name)
                 if member.isdir() or path.name.startswith("."):
                     continue
-                if not member.isfile():
+                if not is_text(member.name):
+                    notes.leave_out("files in shards whose names are not UTF-8", f"{shard.name}:{member.name}")
+                elif not member.isfile():
                     notes.leave_out("links and special files in shards", f"{shard.name}:{member.name}")
                 elif path.is_absolute() or ".." in path.parts:
                     notes.leave_out("files whose names point out of the shard", f"{shard.name}:{member.name}")
@@ -121,8 +142,46 @@ def shard_files(shard: Path, notes: Notes) -> Iterator[tuple[str, bytes]]:
                     assert file is not None  # it is a plain file
                     yield member.name, file.read()
             _require_end(tar)
-    except (tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError) as error:
+    except CorpusError:
+        raise
+    except QuintetError as error:
+        raise CorpusError(str(error)) from None
+    except _DAMAGE as error:
         raise CorpusError(f"{shard} is damaged or cut short: {error}; fetch it again") from None
+
+
+# What tarfile and the decoders raise on damaged archives.
+_DAMAGE = (
+    tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError, ValueError, ArithmeticError, LookupError,
+    TypeError, MemoryError, RecursionError, struct.error,
+)  # fmt: skip
+
+
+def _unpacked(raw: BufferedReader) -> BinaryIO:
+    magic = raw.peek(6)[:6]
+    unpack = next((unpack for start, unpack in _PACKED.items() if magic.startswith(start)), None)
+    return cast(BinaryIO, _Bounded(raw if unpack is None else unpack(raw)))
+
+
+_PACKED: dict[bytes, Callable[..., Any]] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ": lzma.open}
+
+
+class _Bounded:
+    """A stream of which nothing is read that is larger than a file in a shard may be, such as a header of gigabytes."""
+
+    def __init__(self, stream: Any) -> None:
+        self.seek, self.tell, self.close, self._read = stream.seek, stream.tell, stream.close, stream.read
+
+    def read(self, size: int) -> bytes:
+        if not 0 <= size <= MAX_BYTES + tarfile.BLOCKSIZE:
+            raise tarfile.ReadError(f"a header of {size:,} bytes")
+        return cast(bytes, self._read(size))
+
+    def __enter__(self) -> _Bounded:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def _require_end(tar: tarfile.TarFile) -> None:
@@ -135,18 +194,10 @@ def _require_end(tar: tarfile.TarFile) -> None:
         pass
 
 
-def _decode(data: bytes, where: str) -> str:
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise CorpusError(f"{where}, line {line}: not UTF-8 ({error.reason})") from None
-
-
 def _json_captions(text: str, given: str | None, where: str) -> list[str]:
     try:
         row = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise CorpusError(f"{where} is not valid JSON: {error}") from None
     found = [row[key] for key in ((given,) if given else CAPTION_KEYS) if isinstance(row, dict) and key in row]
     if not found:
