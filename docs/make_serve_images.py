@@ -1,6 +1,7 @@
-"""Photographs the search page: `python docs/make_serve_images.py INDEX` (with Chromium and playwright installed).
+"""Takes the screenshots of docs/serve.md: `python docs/make_serve_images.py FOLDER` (Chromium and playwright needed).
 
-INDEX is an index of generated scenes; docs/serve.md has the commands that made it.
+FOLDER gets what they show, unless it is there: generated scenes, a VSE++ run, the first stage of a SCAN run, and an
+index of the test split searched with the one and re-ranked by the other. Training takes ten minutes on two quiet cores.
 """
 
 from __future__ import annotations
@@ -18,16 +19,34 @@ from typing import Any
 from PIL import Image
 from playwright.sync_api import expect, sync_playwright
 
+import quintet
 from quintet.search.searcher import Searcher
 from quintet.serve.app import create_app
 from quintet.serve.server import address, listen, make_server
 from quintet.serve.service import Searchers
 from quintet.serve.settings import Settings
+from quintet.training.recipe import load_recipe
 
 IMAGES = Path(__file__).parent / "images"
 QUERY = "two orange diamonds, a pink star and a red heart"
 DESK = {"viewport": {"width": 1180, "height": 720}}
 PHONE = {"viewport": {"width": 390, "height": 760}, "device_scale_factor": 1.5, "is_mobile": True}
+
+
+def make_index(folder: Path) -> Path:
+    corpus, vse, scan, index = (folder / name for name in ("corpora/scenes", "runs/vse", "runs/scan", "scenes.index"))
+    if not corpus.exists():
+        quintet.import_corpus("scenes", "-", corpus)
+        quintet.extract_features(corpus)
+    if not vse.exists():
+        quintet.train("vse-scenes", corpus, out=vse, device="cpu")
+    if not scan.exists():
+        recipe = load_recipe("aoq-scan-scenes", ["stages.online.epochs=6"])
+        online = recipe.model_copy(update={"stages": recipe.stages[:1]})
+        quintet.train(online, corpus, out=scan, device="cpu")
+    if not index.exists():
+        quintet.build_index(vse, corpus, index, split="test", rerank_with=scan, device="cpu")
+    return index
 
 
 @contextmanager
@@ -47,8 +66,8 @@ def serving(index: Path) -> Iterator[str]:
             thread.join()
 
 
-def photograph(page: Any, name: str) -> None:
-    """In 256 colours, which halves the file and shows in none of these pictures."""
+def capture(page: Any, name: str) -> None:
+    """In 256 colours, which halves the file and is not visible in these images."""
     page.wait_for_load_state("networkidle")
     shot = Image.open(io.BytesIO(page.screenshot(animations="disabled"))).convert("RGB")
     shot.quantize(256, dither=Image.Dither.NONE).save(IMAGES / f"{name}.png", optimize=True)
@@ -72,8 +91,8 @@ def explain(page: Any) -> None:
     page.mouse.move(0, 0)
 
 
-def main(index: Path) -> None:
-    with serving(index) as base, sync_playwright() as driver:
+def main(folder: Path) -> None:
+    with serving(make_index(folder)) as base, sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         for look, shots in (
             (DESK, {"serve-results": search}),
@@ -84,7 +103,7 @@ def main(index: Path) -> None:
             page.goto(base)
             for name, act in shots.items():
                 act(page)
-                photograph(page, name)
+                capture(page, name)
         browser.close()
 
 

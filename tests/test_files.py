@@ -244,7 +244,7 @@ def test_checksums_notice_any_change(tmp_path: Path) -> None:
     assert sums["a"] == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"  # FIPS 180-2
     verify_checksums(tmp_path, sums, "make it again")
     (tmp_path / "a").write_bytes(b"abd")
-    with pytest.raises(QuintetError, match=r"a is damaged.*make it again"):
+    with pytest.raises(QuintetError, match=r"a .*make it again"):
         verify_checksums(tmp_path, sums, "make it again")
     (tmp_path / "a").unlink()
     with pytest.raises(QuintetError, match="does not exist"):

@@ -110,7 +110,7 @@ def test_a_forked_child_that_ends_does_not_release_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", ["", "yarn", "[]", '{"format": "yarn-lock"}', "{" * 5000])
 def test_a_file_of_someone_else_is_left_alone(tmp_path: Path, content: str) -> None:
     (tmp_path / "lock").write_text(content)
-    with pytest.raises(QuintetError, match="lock is in the way"), folder_lock(tmp_path, "training"):
+    with pytest.raises(QuintetError, match=r"lock is .*the way"), folder_lock(tmp_path, "training"):
         pass
     assert (tmp_path / "lock").read_text() == content
     assert len(list(tmp_path.iterdir())) == 1

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import typer
 from tests.docs.commands import PAGES, ROOT, Line, commands
+from tests.docs.conftest import fenced_blocks
 
 from quintet.cli.main import app
 
@@ -33,8 +34,13 @@ def parse(words: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("line", QUINTET, ids=str)
-def test_a_documented_command_has_options_that_exist(line: Line) -> None:
+def test_a_documented_command_has_options_that_exist(
+    line: Line, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert line.quintet is not None
+    if "mine.yaml" in line.words:  # the study of the page, whose options are read from its file
+        monkeypatch.chdir(tmp_path)
+        Path("mine.yaml").write_text(fenced_blocks(line.page, "yaml")[0].text)
     parse(line.quintet)
 
 

@@ -20,15 +20,23 @@ small = ["stages.*.epochs=1", "stages.*.batches.size=8"]
 FIRST = SCENES + 'quintet.train("vse-scenes", corpus, out="runs/first", overrides=small)'
 BEFORE = {
     "README.md": "",
+    "docs/backbones.md": 'from PIL import Image; image = Image.open("dog.jpg")',
+    "docs/convert.md": """
+import quintet, torch
+from pathlib import Path
+from tests.runs.convert.test_translate import save_vsepp
+save_vsepp(Path("model_best.pth.tar"), Path("f30k_precomp_vocab.json"))
+features, ids, lengths = torch.randn(2, 1, 5), torch.tensor([[1, 5, 2]]), torch.tensor([3])
+""",
+    "docs/corpora.md": """
+from pathlib import Path
+from tests.data.formats.test_flickr import make_source
+make_source(Path("flickr8k"))
+""",
     "docs/evaluation.md": FIRST
     + """
 import numpy as np
 scores, image_groups, text_groups = np.random.rand(4, 8), np.arange(4), np.arange(8) // 2
-""",
-    "docs/methods/mmca.md": SCENES
-    + """
-quintet.extract_features(corpus)
-quintet.train("mmca-scenes", corpus, out="runs/mmca", overrides=small)
 """,
     "docs/methods/vse.md": "",
     "docs/mining.md": FIRST

@@ -12,7 +12,7 @@ NOTHING = "-"
 
 
 def render_tables(summary: dict[str, Any]) -> str:
-    """All tables of a summary, with what a reader must know. They are made of nothing but the summary."""
+    """All tables of a summary, with notes. They are made from the summary alone."""
     parts = [f"# Study {summary['study']}", _preamble(summary)]
     for table in summary["tables"]:
         parts += [f"## {table['title']}", _layout(summary, table)]
@@ -121,9 +121,7 @@ def _gains(summary: dict[str, Any]) -> str:
             spread = "" if not found["spread"] else f" ± {found['spread']['rsum']:.1f}"
             mean = f"{signed(found['mean']['rsum'])}{spread}" if found["seeds"] else NOTHING
             rows.append([variant["label"], mean, ", ".join(_tests(variant, protocol)) or NOTHING])
-    note = (
-        "Behind each seed's difference: p of a sign-flip test over the test groups, which knows nothing of other seeds."
-    )
+    note = "Behind each seed's difference: p of a sign-flip test over the test groups. It does not cover other seeds."
     return markdown_table(["model", "rsum", "each seed (p)"], rows) + "\n\n" + note
 
 

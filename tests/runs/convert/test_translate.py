@@ -121,6 +121,16 @@ def vsepp_parts() -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     )
 
 
+def save_vsepp(checkpoint: Path, vocabulary: Path) -> dict[str, Any]:
+    """A checkpoint of VSE++ with its vocabulary of nine words; returns the two tables of the vocabulary."""
+    model = list(vsepp_parts())
+    torch.save({"epoch": 4, "model": model, "opt": argparse.Namespace(margin=0.2)}, checkpoint)
+    words = ["<pad>", "<start>", "<end>", "<unk>", "dog", "a", "cat", "runs", "."]
+    saved = {"word2idx": {w: i for i, w in enumerate(words)}, "idx2word": {str(i): w for i, w in enumerate(words)}}
+    vocabulary.write_text(json.dumps(saved | {"idx": len(words)}))
+    return saved
+
+
 def test_vsepp_against_its_formula(tmp_path: Path) -> None:
     image, text = vsepp_parts()
     torch.save({"model": [image, text]}, tmp_path / "best")
@@ -139,11 +149,7 @@ def test_vsepp_against_its_formula(tmp_path: Path) -> None:
 
 
 def test_vocabulary_and_run(tmp_path: Path) -> None:
-    image, text = vsepp_parts()
-    torch.save({"epoch": 4, "model": [image, text], "opt": argparse.Namespace(margin=0.2)}, tmp_path / "best.pth.tar")
-    words = ["<pad>", "<start>", "<end>", "<unk>", "dog", "a", "cat", "runs", "."]
-    saved = {"word2idx": {w: i for i, w in enumerate(words)}, "idx2word": {str(i): w for i, w in enumerate(words)}}
-    (tmp_path / "vocab.json").write_text(json.dumps(saved | {"idx": len(words)}))
+    saved = save_vsepp(tmp_path / "best.pth.tar", tmp_path / "vocab.json")
     convert("vsepp", tmp_path / "best.pth.tar", tmp_path / "run", tmp_path / "vocab.json", features="mine")
     run = load(tmp_path / "run")
     assert run.tokenizer is not None
