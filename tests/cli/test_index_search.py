@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import webbrowser
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from PIL import Image
 from typer.testing import CliRunner
 
+import quintet
 from quintet.backbones.create import create_tower
 from quintet.backbones.extractor import FeatureExtractor
 from quintet.cli.main import app
@@ -130,6 +132,8 @@ def test_a_page_is_opened(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (("",), "empty"),
         (("zzyx",), "knows no word"),
         (("dog " * 25_000,), "a text is enough"),
+        (("a \udcff dog",), "no text"),
+        (("a dog", "--where", "date=\udcff"), "no text"),
         (("a dog", "--where", "width >< 3"), "filter"),
         (("--image", __file__), "not an image"),
         (("--image", "PICTURE", "--rerank", 2), "--rerank"),
@@ -140,6 +144,61 @@ def test_what_cannot_be_searched_for_is_told(place: Path, arguments: tuple[Any, 
     given = [place / "pictures" / "red.png" if each == "PICTURE" else each for each in arguments]
     with pytest.raises(QuintetError, match=message):
         call("search", place / "index", *given)
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        "date>=2024-99-99",
+        "date<0000-00-00",
+        "width>" + "9" * 5000,
+        "width>-" + "9" * 5000,
+        "width<1e99999",
+        "width=nan",
+        "modified~" + "*" * 3000,
+        "path=\x1b[2J",
+        "path~'*" + "?*" * 500 + "x'",
+    ],
+)
+def test_filters_that_nobody_would_write_find_what_they_say(place: Path, where: str) -> None:
+    found = json.loads(call("search", place / "index", "a red dog", "--where", where, "--json").stdout)
+    assert len(found[0]["hits"]) == (4 if where.startswith("modified") else 0)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "limit"),
+    [
+        ("-k", "1000000000", "100000"),
+        ("-k", "0", ""),
+        ("-k", "9" * 5000, ""),
+        ("-k", "\udcff", ""),
+        ("--rerank", "1" + "0" * 40, "10000000"),
+    ],
+)
+def test_a_number_of_results_that_makes_no_sense_is_wrong_usage(
+    place: Path, option: str, value: str, limit: str
+) -> None:
+    result = runner.invoke(app, ["search", str(place / "index"), "a red dog", option, value])
+    assert result.exit_code == 2
+    assert limit in result.output
+    with quintet.open_index(place / "index", device="cpu") as index, pytest.raises(QuintetError, match="at most 100"):
+        index.search("a red dog", k=10**9)
+
+
+def test_names_with_control_characters_are_shown_as_escapes(place: Path, tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    names = ["a\x1b[2J.png", "line\nbreak.png", "bell\x07.png", "\u202egnp.png", os.fsdecode(b"\xff\x1b.png")]
+    for number, name in enumerate(names):
+        Image.new("RGB", (9 + number, 9)).save(tmp_path / "photos" / name, "PNG")
+    (tmp_path / "photos" / "bad\x1b[31m.png").write_text("no image")
+    index = ["index", str(place / "vse++"), str(tmp_path / "photos"), "-o", str(tmp_path / "in\x1bdex")]
+    said = call(*index).output + call("search", tmp_path / "in\x1bdex", "a red dog").output
+    assert r"bad\x1b[31m.png" in said
+    for shown in (r"a\x1b[2J.png", r"line\nbreak.png", r"bell\x07.png", r"\u202egnp.png", r"\xff\x1b.png"):
+        assert f"  {shown}\n" in said
+    assert not set(said) & {"\x1b", "\x07", "\u202e"}
+    found = json.loads(call("search", tmp_path / "in\x1bdex", "a red dog", "--json").stdout)
+    assert {hit["path"] for hit in found[0]["hits"]} == {*names[:4], "\\xff\x1b.png"}
 
 
 def test_an_index_without_texts_says_how_to_get_some(place: Path, tmp_path: Path) -> None:

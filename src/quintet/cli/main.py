@@ -85,10 +85,6 @@ def _run() -> int | str | None:
         print_error(str(error))
     except BrokenPipeError:
         pass
-    except OSError as error:
-        print_error(f"{error.strerror or error}{'' if error.filename is None else f': {error.filename}'}")
-    except MemoryError:
-        print_error("there is not enough memory")
     except KeyboardInterrupt:
         with suppress(OSError):
             Console(stderr=True).print("interrupted", style="yellow")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -40,6 +40,10 @@ class Command(TyperCommand):
     def get_params(self, ctx):  # type: ignore[no-untyped-def]  # click's own signature
         return [_hide_type(parameter) for parameter in super().get_params(ctx)]
 
+    def invoke(self, ctx):  # type: ignore[no-untyped-def]  # click's own signature
+        with _explained():
+            return super().invoke(ctx)
+
     def parse_args(self, ctx, args):  # type: ignore[no-untyped-def]  # click's own signature
         known = {name for parameter in self.params for name in parameter.opts}
         return super().parse_args(ctx, [_current_spelling(argument, known) for argument in args])
@@ -59,10 +63,27 @@ class CommandGroup(TyperGroup):
     def get_params(self, ctx):  # type: ignore[no-untyped-def]  # click's own signature
         return [_hide_type(parameter) for parameter in super().get_params(ctx)]
 
+    def invoke(self, ctx):  # type: ignore[no-untyped-def]  # click's own signature
+        with _explained():
+            return super().invoke(ctx)
+
     def resolve_command(self, ctx, args):  # type: ignore[no-untyped-def]  # click's own signature
         if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
             ctx.fail(f"there is no command {args[0]!r}; {suggest(args[0], self.list_commands(ctx))}")
         return super().resolve_command(ctx, args)
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """What the system refuses is told in its words, where no command has better ones."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise QuintetError(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}") from error
+    except MemoryError as error:
+        raise QuintetError("there is not enough memory") from error
 
 
 def _hide_type(parameter: Any) -> Any:

@@ -16,6 +16,7 @@ from rich.console import Console
 from quintet.cli.options import OUTPUT, DeviceOption, JsonOption
 from quintet.cli.terminal import print_json, shown
 from quintet.errors import QuintetError
+from quintet.search import MOST_RERANKED, MOST_RESULTS
 
 if TYPE_CHECKING:
     from quintet.search.explain import Explanation
@@ -62,7 +63,9 @@ def search_command(
         Path | None,
         typer.Option(metavar="FILE", exists=True, dir_okay=False, help="File with one query text per line."),
     ] = None,
-    k: Annotated[int, typer.Option("-k", metavar="K", min=1, help="Number of results per query.")] = 20,
+    k: Annotated[
+        int, typer.Option("-k", metavar="K", min=1, max=MOST_RESULTS, help="Number of results per query.")
+    ] = 20,
     find: Annotated[
         Find | None,
         typer.Option(
@@ -78,7 +81,12 @@ def search_command(
     ] = None,
     rerank: Annotated[
         int | None,
-        typer.Option(metavar="K", min=1, help="Re-rank the first K results with a cross-attention run of the index."),
+        typer.Option(
+            metavar="K",
+            min=1,
+            max=MOST_RERANKED,
+            help="Re-rank the first K results with a cross-attention run of the index.",
+        ),
     ] = None,
     rerank_with: Annotated[
         Path | None, typer.Option(metavar="RUN", help="Run to re-rank with, of those in the index.")

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from quintet.errors import QuintetError
 
+MOST_RESULTS = 100_000  # of a query
+MOST_RERANKED = 10_000_000
+
 
 class SearchError(QuintetError):
     """A search or an index that cannot be."""

@@ -22,6 +22,8 @@ from quintet.protocols import Matcher, ShowsAttention
 from quintet.runs.run import load
 from quintet.runs.run_folder import find_weights, locate
 from quintet.search import (
+    MOST_RERANKED,
+    MOST_RESULTS,
     EmptyQuery,
     MissingImage,
     QueryTooLong,
@@ -36,7 +38,7 @@ from quintet.search.items import KINDS, Entry, Hit, Item, ItemDatabase, Kind
 from quintet.search.sources import LONGEST_TEXT, unpacked
 from quintet.search.stores import Store, Where, open_store, parse_where
 from quintet.search.stores.choice import is_own, store_address
-from quintet.search.stores.store import Address
+from quintet.search.stores.store import Address, is_text
 from quintet.search.vector_search import VectorSearch, open_search
 from quintet.search.vectors import CodeFiles, read_file_sets
 
@@ -415,6 +417,8 @@ class Searcher:
     def _check(self, k: int, kind: str, rerank: int | None) -> None:
         if k < 1 or (rerank is not None and rerank < 1):
             raise SearchError("ask for at least one result, and re-rank at least one candidate")
+        if k > MOST_RESULTS or (rerank or 0) > MOST_RERANKED:
+            raise SearchError(f"at most {MOST_RESULTS:,} results are found, and {MOST_RERANKED:,} candidates re-ranked")
         if kind not in KINDS:
             raise SearchError(f"an index holds {' and '.join(KINDS)} items, not {kind!r}")
 
@@ -468,6 +472,8 @@ def _number_of(manifest: Manifest, folder: Path) -> int:
 def check_query(text: str, tokenizers: Sequence[Tokenizer]) -> None:
     """Raise unless a text has words, not too many, and one that a tokenizer knows."""
     words = text.split()
+    if not is_text(text):
+        raise SearchError("the query holds characters that are no text: a null character, or half of a surrogate pair")
     if not words:
         raise EmptyQuery("the query is empty; say in a few words what the image should show")
     if len(text) > LONGEST_TEXT or len(words) > MAX_WORDS:
