@@ -22,6 +22,7 @@ from quintet.cli.lists import models_command, recipes_command
 from quintet.cli.mining import mine_command
 from quintet.cli.options import Command, CommandGroup
 from quintet.cli.report import report_command
+from quintet.cli.runs import run_app
 from quintet.cli.search import search_command
 from quintet.cli.serve import serve_command
 from quintet.cli.study import study_app
@@ -55,6 +56,7 @@ app.command("report", cls=Command, rich_help_panel=MEASURE)(report_command)
 app.add_typer(study_app, name="study", rich_help_panel=MEASURE)
 app.command("mine", cls=Command, rich_help_panel=TOOLS)(mine_command)
 app.command("convert", cls=Command, rich_help_panel=TOOLS)(convert_command)
+app.add_typer(run_app, name="run", rich_help_panel=TOOLS)
 app.command("export", cls=Command, rich_help_panel=TOOLS)(export_command)
 
 

@@ -52,7 +52,7 @@ def train_command(
 
     Several processes share each batch: `torchrun --nproc-per-node 2 -m quintet train ...`.
     """
-    from quintet.runs.run_folder import read_head
+    from quintet.runs.run_folder import is_begun, read_head
 
     if resume is not None:
         if recipe is not None:
@@ -78,8 +78,17 @@ def train_command(
 
     first = distributed.is_main_launched()
     console = Console(stderr=True, quiet=as_json or not first)
-    with TrainingDisplay(console) as display:
-        run = train(recipe, corpus, out=out, overrides=overrides or (), resume=resume, device=device, display=display)
+    folder = resume or out
+    try:
+        with TrainingDisplay(console) as display:
+            run = train(
+                recipe, corpus, out=out, overrides=overrides or (), resume=resume, device=device, display=display
+            )
+    except KeyboardInterrupt as stop:
+        if folder is not None and is_begun(folder):
+            told = f"stopped; it goes on where it was with `quintet train --resume {folder}`"
+            console.print(told, highlight=False, markup=False, soft_wrap=True)
+        raise typer.Exit(getattr(stop, "status", 130)) from None
     if as_json and first:
         print_json({"run": str(run.folder), "stages": read_head(run.folder)["stages"]})
     console.print(

@@ -113,16 +113,9 @@ def _remove_left_overs(folder: Path) -> None:
     remove_partials(folder, RUN_FILES)
     for stage in folder.glob("stages/*"):
         remove_partials(stage, STAGE_FILES)
-    if is_starting(folder):
-        _clear(folder)
-
-
-def is_starting(folder: Path) -> bool:
-    """Whether a run was begun there and stopped before all of its first files were written."""
-    try:
-        return bool(read_head(folder)["status"] == "starting")
-    except QuintetError:
-        return False
+    with suppress(QuintetError):  # what cannot be read is told by whoever needs it
+        if read_head(folder)["status"] == "starting":  # stopped before all of its first files were written
+            _clear(folder)
 
 
 def _clear(folder: Path) -> None:

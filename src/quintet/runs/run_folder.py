@@ -93,7 +93,7 @@ def shipped_runs() -> dict[str, Path]:
     return {path.parent.name: path.parent for path in sorted(folder.glob("*/run.json"))}
 
 
-def _is_there(path: Path) -> bool:
+def is_there(path: Path) -> bool:
     """Whether there is anything; a path that the system cannot have (too long, a null byte) is an error."""
     try:
         path.lstat()
@@ -107,7 +107,7 @@ def _is_there(path: Path) -> bool:
 def read_head(folder: Path) -> dict[str, Any]:
     """run.json, checked."""
     path = folder / "run.json"
-    if not _is_there(path):
+    if not is_there(path):
         raise RunError(
             f"{folder} is not a run (no run.json); `quintet train RECIPE -o {folder}` makes one"
             + "".join(f", and {name!r} comes with Quintet" for name in shipped_runs())
@@ -125,6 +125,11 @@ def read_head(folder: Path) -> dict[str, Any]:
         if not re.fullmatch(STAGE_NAME, stage):
             raise RunError(f"{path}: stages: {stage!r} cannot be the name of a stage")
     return head
+
+
+def is_begun(folder: Path) -> bool:
+    """Whether a run that can be resumed, or is complete, is in the folder."""
+    return is_there(folder / "run.json") and read_head(folder)["status"] != "starting"
 
 
 def read_model(folder: Path) -> dict[str, Any]:
@@ -176,7 +181,7 @@ def write_checksums(folder: Path, known: Mapping[str, str] | None = None) -> Non
 def read_checksums(folder: Path) -> dict[str, str]:
     """Name -> SHA-256 of the files of a run; empty where the run has none (one of an earlier version)."""
     path = folder / "checksums.json"
-    if not _is_there(path):
+    if not is_there(path):
         return {}
     files: dict[str, str] = _check(_read(path), _Checksums, path)["files"]
     for name in files:
@@ -221,7 +226,7 @@ def verify_run(run: Path | str) -> Verified:
     folder, _ = locate(run)
     damaged: dict[str, str] = {}
     known: dict[str, str] = {}
-    names = [name for name in RUN_FILES if _is_there(folder / name)]
+    names = [name for name in RUN_FILES if is_there(folder / name)]
     readers = {"run.json": read_head, "model.json": read_model, "images.json": read_image_input}
     if "run.json" not in names:
         read_head(folder)  # raises
@@ -255,7 +260,7 @@ def locate(path: Path | str, stage: str | None = None) -> tuple[Path, str | None
     ((PosixPath('runs/first'), None), (PosixPath('runs/first'), 'online'))
     """
     path = user_path(path)
-    if not _is_there(path):
+    if not is_there(path):
         path = shipped_runs().get(str(path), path)
     if path.name in ("weights.safetensors", "selected.safetensors"):
         path = path.parent
@@ -279,7 +284,7 @@ def find_weights(folder: Path, stage: str | None) -> Path:
             "open the best weights it has so far"
         )
     weights = folder / "weights.safetensors" if stage is None else folder / "stages" / stage / "selected.safetensors"
-    if not _is_there(weights):
+    if not is_there(weights):
         raise RunError(f"{weights} does not exist; this run has no such stage, or it has not come that far")
     open_regular(weights).close()  # raises where it is a folder, a FIFO, a link to itself
     return weights

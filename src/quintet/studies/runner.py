@@ -23,8 +23,9 @@ from quintet.errors import QuintetError, RunError
 from quintet.evaluation.result import provenance
 from quintet.evaluation.split_protocols import find_protocol
 from quintet.files import atomic_write, file_checksum, read_json, write_json, write_text
+from quintet.runs.checkpoint import writing
 from quintet.runs.devices import pick_device
-from quintet.runs.run_folder import read_head
+from quintet.runs.run_folder import is_begun, read_head
 from quintet.studies.markdown import render_tables
 from quintet.studies.measurements import Measurement, measure_run
 from quintet.studies.over_seeds import Outcome, Paired, summarise
@@ -159,21 +160,22 @@ class _Runner:
             raise RunError(
                 f"{folder} was trained from other weights of {', '.join(asked['needs'])}; remove it to train it again"
             )
-        begun = (folder / "run.json").exists()
-        if begun and read_head(folder)["status"] == "complete":
+        if is_begun(folder) and read_head(folder)["status"] == "complete":
             return
-        write_json(folder / "study.json", record)
-        noted = _Noting(self.display, record.get("notes", []))
-        watch = _PeakMemory(self.device)
-        try:
-            if begun:
-                stages.resume_run(folder, device=self.device, display=cast(Display, noted))
-            else:
-                recipe = self._recipe(variant, seed)
-                share_lists(folder, recipe, self._siblings(seed))
-                stages.train_recipe(recipe, folder, device=self.device, display=cast(Display, noted))
-        finally:
-            write_json(folder / "study.json", record | {"device": self.device, "notes": noted.notes} | watch.facts())
+        with writing(folder, f"training {variant.key}, seed {seed}, of study {self.study.name}"):
+            write_json(folder / "study.json", record)
+            noted = _Noting(self.display, record.get("notes", []))
+            watch = _PeakMemory(self.device)
+            try:
+                if is_begun(folder):
+                    stages.resume_run(folder, device=self.device, display=cast(Display, noted))
+                else:
+                    recipe = self._recipe(variant, seed)
+                    share_lists(folder, recipe, self._siblings(seed))
+                    stages.train_recipe(recipe, folder, device=self.device, display=cast(Display, noted))
+            finally:
+                facts = {"device": self.device, "notes": noted.notes} | watch.facts()
+                write_json(folder / "study.json", record | facts)
 
     def _recipe(self, variant: Variant, seed: int) -> Recipe:
         return variant.recipe_for(seed, {key: self.folder(key, seed) for key in variant.needs})

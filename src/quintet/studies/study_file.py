@@ -10,7 +10,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from quintet.errors import RecipeError, suggest
-from quintet.training.recipe import load_yaml
+from quintet.training.recipe import load_yaml, yaml_text
 
 Given = dict[str, Any]  # options by name: True, or a tuple of numbers
 
@@ -201,9 +201,7 @@ def load_study(source: str | Path) -> StudyFile:
     """
     path = Path(source)
     if path.suffix in (".yaml", ".yml"):
-        if not path.is_file():
-            raise RecipeError(f"study file {path} does not exist")
-        text = path.read_text(encoding="utf-8")
+        text = yaml_text(path)
     else:
         if str(source) not in list_studies():
             raise RecipeError(f"there is no study {str(source)!r}; {suggest(str(source), list_studies())}")

@@ -46,6 +46,7 @@ from quintet.training.optim import (
     set_lr,
 )
 from quintet.training.recipe_models import AugmentRecipe, StageRecipe
+from quintet.training.stopping import Stop
 from quintet.training.without_effect import settings_without_effect
 
 OFFLINE, POOL = 1, 2  # streams of random numbers: offline negatives, and the pool of texts
@@ -153,7 +154,7 @@ class StageTrainer:
         total = self.steps_per_epoch * self.stage.epochs
         self.display.stage(self.stage.name, self.stage.epochs, total, self.position.step)
         try:
-            with own_stream(self.device, self.graphs is not None):
+            with own_stream(self.device, self.graphs is not None), Stop() as self.stop:
                 while self.position.epoch < self.stage.epochs:
                     self._epoch(log)
         finally:
@@ -220,8 +221,12 @@ class StageTrainer:
             if at.batch % self.stage.accumulate == 0 or at.batch == len(plan):
                 self._update()
                 self._report(log)
-                if at.step % self.stage.checkpoint_every == 0 and at.batch < len(plan):
-                    self._save()
+                if at.batch < len(plan):
+                    stops = self._stops()
+                    if stops or at.step % self.stage.checkpoint_every == 0:
+                        self._save()
+                    if stops:
+                        self.stop.leave()
         seconds = time.monotonic() - began
         self._log(log)  # the last steps of the epoch
         at.epoch, at.batch = at.epoch + 1, 0
@@ -229,6 +234,17 @@ class StageTrainer:
         if at.epoch % self.stage.validate_every == 0 or at.epoch == self.stage.epochs:
             self._select(log)
         self._save()
+        if self._stops(at_epoch=True) and at.epoch < self.stage.epochs:
+            self.stop.leave()
+
+    def _stops(self, at_epoch: bool = False) -> bool:
+        """Whether this process was asked to stop. Several must agree: they are asked at every log line and epoch."""
+        if distributed.world_size() == 1:
+            return self.stop.asked
+        if not at_epoch and self.position.step % self.stage.log_every:
+            return False
+        asked = torch.full((), float(self.stop.asked), device=self.device)
+        return bool(distributed.all_reduce_max(asked))
 
     def _load(self, plan: list[np.ndarray]) -> Iterator[PairBatch]:
         shares = [pairs[distributed.share(len(pairs))] for pairs in plan]

@@ -6,7 +6,7 @@ import copy
 import difflib
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,13 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from quintet.errors import RecipeError, suggest
-from quintet.files import user_path
+from quintet.errors import QuintetError, RecipeError, suggest
+from quintet.files import read_bytes, user_path
+from quintet.runs.run_folder import is_there
 from quintet.training.recipe_models import Recipe
+
+LARGEST_RECIPE = 2**20  # bytes
+MOST_VALUES = 10_000  # of a recipe; the longest shipped one has about 100
 
 
 class _Yaml(yaml.SafeLoader):
@@ -91,7 +95,7 @@ def expand_recipe(source: str | Path, _below: tuple[str, ...] = ()) -> dict[str,
     """
     path = Path(source)
     is_file = _is_file(source)
-    key = str(path.resolve()) if is_file else str(source)
+    key = str(path.absolute()) if is_file else str(source)
     if key in _below:
         chain = " -> ".join((*_below[_below.index(key) :], key))
         raise RecipeError(f"recipes extend each other in a circle: {chain}")
@@ -120,7 +124,7 @@ def _extended(parent: dict[str, Any], child: dict[str, Any], where: str) -> dict
     for name, changes in stages.items():
         if name not in found and (not isinstance(changes, dict) or "loss" not in changes):
             raise RecipeError(
-                f"{where}: there is no stage {name!r} in the recipe that it extends; {suggest(name, found)}; "
+                f"{where}: there is no stage {name!r} in the recipe that it extends; {suggest(str(name), found)}; "
                 "a new stage needs a loss"
             )
         if changes is None:
@@ -184,7 +188,7 @@ def with_whole_paths(recipe: Recipe) -> Recipe:
 
 def _whole_path(run: str) -> str:
     """A folder's whole path; the name of a run that comes with Quintet stays as it is."""
-    return str(user_path(run).resolve()) if user_path(run).exists() else run
+    return str(user_path(run).resolve()) if is_there(user_path(run)) else run
 
 
 def recipe_yaml(recipe: Recipe) -> str:
@@ -196,22 +200,46 @@ def _is_file(source: str | Path) -> bool:
     return Path(source).suffix in (".yaml", ".yml")
 
 
-def _text(source: str | Path) -> str:
-    if not _is_file(source):
-        return recipe_text(str(source))
+def yaml_text(path: str | Path) -> str:
+    """The text of a YAML file."""
     try:
-        return user_path(source).read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise RecipeError(f"recipe file {source} does not exist") from None
+        return read_bytes(path, LARGEST_RECIPE).decode("utf-8")
     except UnicodeDecodeError as error:
-        raise RecipeError(f"{source} is not valid YAML in UTF-8: {error}") from None
+        raise RecipeError(f"{path} is not valid YAML in UTF-8: {error}") from None
+    except QuintetError as error:
+        raise RecipeError(f"YAML file: {error}") from None
+
+
+def _text(source: str | Path) -> str:
+    return yaml_text(source) if _is_file(source) else recipe_text(str(source))
 
 
 def load_yaml(text: str, where: str) -> Any:
+    """The value of a YAML text: of plain values, of bounded size."""
     try:
-        return yaml.load(text, _Yaml)
-    except yaml.YAMLError as error:
+        value = yaml.load(text, _Yaml)
+        _count(value, MOST_VALUES)
+    except RecursionError:
+        raise RecipeError(f"{where} is not valid YAML: it is nested too deeply") from None
+    except (yaml.YAMLError, ValueError, OverflowError) as error:  # a number of 5,000 digits, the 32nd of a month
         raise RecipeError(f"{where} is not valid YAML in UTF-8: {error}") from None
+    return value
+
+
+def _count(value: Any, left: int) -> int:
+    """How many values may still come. A few lines of aliases can name more values than there is memory."""
+    if left <= 0:
+        raise ValueError(f"it holds more than {MOST_VALUES} values")
+    parts: Iterable[Any] = ()
+    if isinstance(value, dict):
+        parts = itertools.chain.from_iterable(value.items())
+    elif isinstance(value, list | tuple | set):
+        parts = value
+    elif not isinstance(value, str | int | float | None):
+        raise ValueError(f"{value} is a {type(value).__name__}; put it in quotes if a text is meant")
+    for part in parts:
+        left = _count(part, left - 1)
+    return left
 
 
 def _mapping(content: Any, where: str) -> dict[str, Any]:
@@ -225,10 +253,7 @@ def _apply(content: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     if not equals or not key:
         raise RecipeError(f"override {override!r} is not of the form key=value, as in stages.online.epochs=5")
-    try:
-        value = yaml.load(text, _Yaml)
-    except yaml.YAMLError as error:
-        raise RecipeError(f"override {override!r}: the value is not valid YAML: {error}") from None
+    value = load_yaml(text, f"override {override[:200]!r}: the value")
     set_field(content, key, value, where=f"override {override!r}")
 
 

@@ -7,9 +7,18 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+MOST = 2**31 - 1  # of a count
+
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @model_validator(mode="after")
+    def _counts_are_possible(self) -> _Strict:
+        for name in type(self).model_fields:
+            if isinstance(value := getattr(self, name), int) and value > MOST:
+                raise ValueError(f"{name} cannot be {value}: at most {MOST:,}")
+        return self
 
 
 class TokenizerRecipe(_Strict):
@@ -71,7 +80,7 @@ class DataRecipe(_Strict):
         "auto",
         description="where image data is kept; auto: features that fit easily in a GPU's memory, else on disk",
     )
-    workers: int = Field(0, ge=0, description="data loader processes; 0: load in the training process")
+    workers: int = Field(0, ge=0, le=1024, description="data loader processes; 0: load in the training process")
     limit: int | None = Field(None, ge=2, description="train on the first N groups only, for trials")
 
     @model_validator(mode="after")
@@ -98,7 +107,7 @@ class NamedRecipe(BaseModel):
 
 class BatchRecipe(_Strict):
     kind: Literal["random", "neighbours"] = Field("random", description="neighbours: batches of similar images")
-    size: int = Field(128, ge=2, description="pairs in a batch, over all processes")
+    size: int = Field(128, ge=2, le=2**20, description="pairs in a batch, over all processes")
     per: Literal["texts", "images"] = Field("texts", description="an epoch visits each text once, or each image once")
     drop_last: bool = False
     from_epoch: int = Field(0, ge=0, description="neighbours: epochs with random batches before")
@@ -120,7 +129,7 @@ class BatchRecipe(_Strict):
 class NegativesRecipe(_Strict):
     """Offline hard negatives (AOQ): which matcher mines them from the training split, and how they are drawn."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, populate_by_name=True)
     source: str = Field(alias="from", description="an earlier stage, or the run folder of a teacher")
     top_texts: int = Field(300, ge=1, description="h: number of hard negative texts per image")
     top_images: int = Field(60, ge=1, description="number of hard negative images per text")

@@ -25,7 +25,7 @@ from quintet.protocols import Matcher, module_of
 from quintet.runs.checkpoint import check_new, finish_run, load_tensors, load_weights, start_run, writing
 from quintet.runs.devices import pick_device
 from quintet.runs.run import Run, load, read_tokenizer
-from quintet.runs.run_folder import START_FILES, locate, read_head, read_model, shipped_runs, verify_files
+from quintet.runs.run_folder import START_FILES, is_there, locate, read_head, read_model, shipped_runs, verify_files
 from quintet.training.build import (
     build_matcher,
     build_objective,
@@ -131,7 +131,7 @@ def _check_source(where: str, name: str, known: list[str]) -> None:
     """Raise unless `name` is known or a run."""
     if name in known:
         return
-    if not Path(name).exists() and name not in shipped_runs():
+    if not is_there(user_path(name)) and name not in shipped_runs():
         hint = f"; {suggest(name, known)}" if known else ""
         raise RecipeError(f"{where}: {name!r} is not a run folder or a known stage{hint}")
     read_head(locate(name)[0])
