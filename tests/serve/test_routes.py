@@ -199,6 +199,52 @@ def test_a_damaged_image_is_told(client: TestClient, searcher: Any) -> None:
     refused(client.get("/api/thumbnail", params={"id": "p5"}), 422, "unreadable_picture")
 
 
+def test_only_what_decodes_as_an_image_leaves(client: TestClient, searcher: Any) -> None:
+    """An index of somebody else can name any file."""
+    good = searcher.image_path("p5").read_bytes()
+    for data in (b"root:x:0:0::/root:/bin/sh\n", good[:100], b"<script>", b""):
+        searcher.image_path("p5").write_bytes(data)
+        for path in ("picture", "thumbnail"):
+            message = refused(client.get(f"/api/{path}", params={"id": "p5"}), 422, "unreadable_picture")
+            assert "root:" not in message
+    searcher.image_path("p5").write_bytes(good)
+    assert client.get("/api/picture", params={"id": "p5"}).content == good
+
+
+def test_the_media_type_is_that_of_the_content(client: TestClient, searcher: Any) -> None:
+    path = searcher.image_path("p5")
+    Image.open(path).save(path, "JPEG")  # still called .png
+    assert client.get("/api/picture", params={"id": "p5"}).headers["Content-Type"] == "image/jpeg"
+
+
+def test_a_file_that_goes_away_at_any_moment_is_told(
+    client: TestClient, searcher: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(searcher, "image_path", lambda item_id: searcher.root / "just removed.png")
+    for path in ("picture", "thumbnail"):
+        refused(client.get(f"/api/{path}", params={"id": "p5"}), 410, "missing_picture")
+
+
+def damaged_exif() -> list[bytes]:
+    buffer = io.BytesIO()
+    exif = Image.Exif()
+    exif[274], exif[306], exif[34665] = 6, "0000:99:99", {36867: "x" * 50}
+    Image.new("RGB", (40, 30)).save(buffer, "JPEG", exif=exif)
+    whole, rng, found = buffer.getvalue(), np.random.default_rng(0), []
+    for _ in range(40):
+        data = bytearray(whole)
+        for at in rng.integers(20, 150, 6):
+            data[at] = rng.integers(256)
+        found.append(bytes(data))
+    return found
+
+
+def test_an_upload_with_damaged_exif(client: TestClient) -> None:
+    statuses = {client.post("/api/search/picture", content=data).status_code for data in damaged_exif()}
+    assert statuses <= {200, 422}
+    assert 200 in statuses
+
+
 NOT_JSON = [b"", b"{", b"\xff\xfe", b"[" * 100_000, b'{"query": "red", "limit": NaN}', b'{"query": "\\ud800"}']
 NOT_ALLOWED = [
     {"query": 3},

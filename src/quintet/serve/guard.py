@@ -6,6 +6,7 @@ import hashlib
 import hmac
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -130,6 +131,10 @@ HEADERS = {
 }
 
 
+class IncompleteError(Exception):
+    """An answer that has begun and cannot be completed: its connection is closed."""
+
+
 class Guard:
     """ASGI middleware: with a token, only requests that carry it; without one, only requests from this computer.
 
@@ -147,7 +152,8 @@ class Guard:
             return
         refusal = self._refusal(scope["path"], Headers(scope=scope))
         answer = self._app if refusal is None else problem(*refusal)
-        await answer(scope, receive, _with_headers(send))
+        with suppress(IncompleteError):
+            await answer(scope, receive, _with_headers(send))
 
     def _refusal(self, path: str, headers: Headers) -> tuple[int, str, str] | None:
         if path.startswith("/api/") and headers.get("sec-fetch-site") == "cross-site":

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
-from typing import IO, Annotated
+from typing import Annotated, BinaryIO
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 from starlette.responses import StreamingResponse
 
-from quintet.search import MissingImage
 from quintet.serve import prometheus as metrics
-from quintet.serve.guard import COOKIE, documented, problem, same, session_value
+from quintet.serve.guard import COOKIE, IncompleteError, documented, problem, same, session_value
 from quintet.serve.schemas import (
     ExplainQuery,
     ExplanationAnswer,
@@ -28,17 +28,6 @@ from quintet.serve.service import Service
 
 IMAGE_ROUTE = "/api/search/picture"
 KEEP = "private, max-age=86400"  # an id is made of the content, so the image of an id never changes
-MEDIA_TYPES = {
-    ".jpg": "image/jpeg",
-    ".jpeg": "image/jpeg",
-    ".png": "image/png",
-    ".webp": "image/webp",
-    ".gif": "image/gif",
-    ".bmp": "image/bmp",
-    ".tif": "image/tiff",
-    ".tiff": "image/tiff",
-    ".avif": "image/avif",
-}
 UPLOAD = {
     "requestBody": {
         "required": True,
@@ -112,14 +101,9 @@ async def thumbnail(id: ItemId, request: Request, service: Asked, size: Thumbnai
 )
 async def image_path(id: ItemId, service: Asked) -> Response:
     """The unchanged image file."""
-    path = await service.image_path(id)
-    try:
-        file = path.open("rb")
-    except OSError as error:
-        raise MissingImage(f"{path.name} cannot be read ({error.strerror})") from None
-    size = file.seek(0, 2)
+    file, media_type = await service.image_file(id)
+    size = os.fstat(file.fileno()).st_size
     headers = {"Content-Length": str(size), "Cache-Control": KEEP}
-    media_type = MEDIA_TYPES.get(path.suffix.lower(), "application/octet-stream")
     return StreamingResponse(_chunks(file, size), media_type=media_type, headers=headers)
 
 
@@ -156,10 +140,16 @@ async def prometheus(service: Asked) -> Response:
     return Response(service.metrics.text(), media_type=metrics.MEDIA_TYPE)
 
 
-def _chunks(file: IO[bytes], size: int) -> Iterator[bytes]:
+def _chunks(file: BinaryIO, size: int) -> Iterator[bytes]:
     """Exactly `size` bytes, even if the file grows meanwhile."""
     with file:
         file.seek(0)
-        while size and (chunk := file.read(min(size, 2**16))):
+        while size:
+            try:
+                chunk = file.read(min(size, 2**16))
+            except OSError:
+                chunk = b""
+            if not chunk:
+                raise IncompleteError
             size -= len(chunk)
             yield chunk

@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sqlite3
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, BinaryIO, TypeVar
 
-from quintet.data.images import open_image
 from quintet.errors import QuintetError
 from quintet.search import StaleIndex
 from quintet.search.items import Hit
 from quintet.search.searcher import Searcher
 from quintet.search.stores.where import Where, parse_where
+from quintet.serve.decoder import Decoders, anonymous_file
 from quintet.serve.prometheus import Metrics
 from quintet.serve.schemas import Results, Window
 from quintet.serve.settings import Settings
-from quintet.serve.thumbnails import Thumbnail, Thumbnails
+from quintet.serve.thumbnails import Thumbnail, Thumbnails, open_file
 from quintet.serve.watcher import IndexWatcher, Searchers
 
 T = TypeVar("T")
+REMEMBERED = 10_000  # image files that were checked
 
 
 class BusyError(QuintetError):
@@ -85,11 +89,15 @@ class Service:
         self.settings = settings
         self.watcher = source if isinstance(source, IndexWatcher) else None
         self.metrics = Metrics()
-        self.thumbnails = Thumbnails(settings.cache, settings.cache_bytes, settings.max_pixels)
+        self.decoders = Decoders(settings.decoders, settings.decode_s)
+        self.thumbnails = Thumbnails(settings.cache, settings.cache_bytes, self.decoders)
         self._searchers = source.searchers if isinstance(source, IndexWatcher) else source
         self._searches = WorkPool("search", settings.search_threads, settings.search_queue, settings.timeout_s)
         self._images = WorkPool("image", settings.image_threads, settings.image_queue, settings.timeout_s)
+        # Few at a time: each has an image in memory.
+        self._uploads = WorkPool("upload", settings.decoders, settings.upload_queue, settings.timeout_s)
         self._uploading = 0  # bytes
+        self._media_types: OrderedDict[tuple[object, ...], str] = OrderedDict()
         self._count()
 
     @property
@@ -103,23 +111,28 @@ class Service:
 
     async def search_image(self, chunks: AsyncIterator[bytes], window: Window) -> Results:
         """`chunks` are read one by one, so that too many large uploads are refused before they fill the memory."""
-        data = bytearray()
-        try:
-            async for chunk in chunks:
-                data += chunk
-                self._uploading += len(chunk)
-                if self._uploading > self.settings.max_uploads_bytes:
-                    raise BusyError("too many photos are being sent at once; try again in a moment")
-            return await self._like(bytes(data), window)
-        finally:
-            self._uploading -= len(data)
+        size = 0
+        with anonymous_file() as file:
+            try:
+                async for chunk in chunks:
+                    file.write(chunk)
+                    size += len(chunk)
+                    self._uploading += len(chunk)
+                    if self._uploading > self.settings.max_uploads_bytes:
+                        raise BusyError("too many photos are being sent at once; try again in a moment")
+                return await self._like(file, window)
+            finally:
+                self._uploading -= size
 
-    async def _like(self, data: bytes, window: Window) -> Results:
+    async def _like(self, file: IO[bytes], window: Window) -> Results:
+        image = cache(lambda: self.decoders.pixels(file, "the uploaded photo", self.settings.max_pixels))
+
         def search(searcher: Searcher, **options: Any) -> list[Hit]:
-            image = open_image(data, max_pixels=self.settings.max_pixels, name="the uploaded photo")
-            return searcher.search_image([image], **options)[0]
+            return searcher.search_image([image()], **options)[0]
 
-        return await self._list(window, search, self.settings.rerank if window.kind == "text" else None)
+        return await self._list(
+            window, search, self.settings.rerank if window.kind == "text" else None, pool=self._uploads
+        )
 
     async def similar(self, item_id: str, window: Window) -> Results:
         return await self._list(window, lambda searcher, **options: searcher.similar(item_id, **options))
@@ -135,15 +148,33 @@ class Service:
     async def thumbnail(self, item_id: str, size: int) -> Thumbnail:
         return await self.look_up(lambda searcher: self.thumbnails.get(searcher.image_path(item_id), size))
 
-    async def image_path(self, item_id: str) -> Path:
-        return await self.look_up(lambda searcher: searcher.image_path(item_id))
+    async def image_file(self, item_id: str) -> tuple[BinaryIO, str]:
+        """An image's file and media type. What does not decode as an image is never given out."""
+        return await self.look_up(lambda searcher: self._checked(searcher.image_path(item_id)))
+
+    def _checked(self, path: Path) -> tuple[BinaryIO, str]:
+        file = open_file(path)
+        try:
+            facts = os.fstat(file.fileno())
+            key = (path, facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns)
+            media_type = self._media_types.pop(key, None) or self.decoders.media_type(file, path.name)
+            self._media_types[key] = media_type  # the last used last
+            if len(self._media_types) > REMEMBERED:
+                self._media_types.popitem(last=False)
+            return file, media_type
+        except BaseException:
+            file.close()
+            raise
 
     def close(self) -> None:
-        self._searches.close()
-        self._images.close()
+        for pool in (self._searches, self._images, self._uploads):
+            pool.close()
+        self.decoders.close()
         self._searchers.close()
 
-    async def _list(self, window: Window, search: Callable[..., list[Hit]], rerank: int | None = None) -> Results:
+    async def _list(
+        self, window: Window, search: Callable[..., list[Hit]], rerank: int | None = None, pool: WorkPool | None = None
+    ) -> Results:
         where: Where | None = parse_where(window.where) if window.where and window.where.strip() else None
         depth = window.offset + window.limit + 1  # one more than shown: tells whether there are more
 
@@ -159,7 +190,7 @@ class Service:
             return best + [hit for hit in search(searcher, k=depth, **options) if hit.item.id not in known]
 
         began = time.perf_counter()
-        found = await self.search(hits)
+        found = await (pool or self._searches).run(lambda: self._borrowed(hits))
         return Results.of(found, window, time.perf_counter() - began)
 
     def _borrowed(self, work: Callable[[Searcher], T]) -> T:

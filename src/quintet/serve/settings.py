@@ -8,7 +8,6 @@ import socket
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from quintet.data.images import MAX_PIXELS
 from quintet.errors import QuintetError
 
 TOKEN_VARIABLE = "QUINTET_TOKEN"
@@ -31,7 +30,10 @@ class Settings:
     max_upload_bytes: int = 20 * 2**20
     max_uploads_bytes: int = 256 * 2**20  # total of the uploads in progress
     max_body_bytes: int = 2**20  # of requests that are not uploads
-    max_pixels: int = MAX_PIXELS
+    max_pixels: int = 40_000_000  # of an upload; of a JPEG, which is decoded at a fraction of its size, MAX_PIXELS
+    decoders: int = 2  # images decoded at a time
+    decode_s: float = 20.0
+    upload_queue: int = 32  # uploads that may wait to be decoded
     search_threads: int = 4
     search_queue: int = 256  # searches that may wait; a further one gets status 503
     image_threads: int = 2

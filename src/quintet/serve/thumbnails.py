@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import os
 import re
+import stat
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
-from quintet.data.images import open_image
 from quintet.errors import QuintetError
-from quintet.files import atomic_write
+from quintet.files import atomic_write, open_regular
+from quintet.search import MissingImage
+from quintet.serve.decoder import Decoders
 
 SIZES = (
     160,
@@ -37,12 +39,12 @@ class Thumbnail:
 class Thumbnails:
     """A folder of thumbnails; when it exceeds `max_bytes`, the least recently used are removed."""
 
-    def __init__(self, folder: Path, max_bytes: int, max_pixels: int) -> None:
+    def __init__(self, folder: Path, max_bytes: int, decoders: Decoders) -> None:
         self.made = 0
         self.found = 0
         self._folder = folder
         self._max_bytes = max_bytes
-        self._max_pixels = max_pixels
+        self._decoders = decoders
         self._lock = threading.Lock()
         self._sizes: OrderedDict[str, int] = OrderedDict()  # file name -> bytes, the most recently used last
         self._bytes = 0
@@ -55,14 +57,15 @@ class Thumbnails:
 
     def get(self, image_file: Path, size: int) -> Thumbnail:
         """The image shrunk to fit into size x size, upright; a smaller one keeps its size."""
-        tag = _tag(image_file, size)
-        for suffix, media_type in TYPES.items():
-            name = _name(tag, suffix)
-            if name in self._sizes:
-                data = self._read(name)
-                if data is not None:
-                    return Thumbnail(data, media_type, tag)
-        data, suffix = _shrunk(image_file, size, self._max_pixels)
+        with open_file(image_file) as file:
+            tag = _tag(image_file, os.fstat(file.fileno()), size)
+            for suffix, media_type in TYPES.items():
+                name = _name(tag, suffix)
+                if name in self._sizes:
+                    data = self._read(name)
+                    if data is not None:
+                        return Thumbnail(data, media_type, tag)
+            data, suffix = self._decoders.thumbnail(file, image_file.name, size)
         with self._lock:
             self.made += 1
         self._write(_name(tag, suffix), data)
@@ -70,7 +73,9 @@ class Thumbnails:
 
     def _read(self, name: str) -> bytes | None:
         try:
-            data = (self._folder / name).read_bytes()
+            handle = os.open(self._folder / name, os.O_RDONLY | os.O_NOFOLLOW)
+            with os.fdopen(handle, "rb") as file:
+                data = file.read()
         except OSError:
             self._forget(name)  # removed by someone else
             return None
@@ -82,9 +87,11 @@ class Thumbnails:
 
     def _write(self, name: str, data: bytes) -> None:
         try:
-            with atomic_write(self._folder / name) as temporary:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with atomic_write(self._folder / name, sync=False) as temporary:
                 temporary.write_bytes(data)
-        except QuintetError:
+            (self._folder / name).chmod(0o600)
+        except (QuintetError, OSError):
             return  # without the cache (full or read-only disk) it is only slower
         self._remember(name, len(data))
 
@@ -98,37 +105,36 @@ class Thumbnails:
                 self._bytes -= freed
                 excess.append(oldest)
         for oldest in excess:
-            (self._folder / oldest).unlink(missing_ok=True)
+            with suppress(OSError):
+                (self._folder / oldest).unlink()
 
     def _forget(self, name: str) -> None:
         with self._lock:
             self._bytes -= self._sizes.pop(name, 0)
 
 
+def open_file(path: Path) -> BinaryIO:
+    """An image file of the index. It may be gone since the index was asked for its path."""
+    try:
+        return open_regular(path)
+    except QuintetError:
+        raise MissingImage(f"{path.name} is gone or may not be read") from None
+
+
 def _kept(folder: Path) -> Iterator[tuple[os.stat_result, str]]:
+    """Our own files; others could be another user's, with other images."""
     for path in folder.glob("*") if folder.is_dir() else ():
-        with suppress(FileNotFoundError):  # removed just now by another server with the same folder
-            if _NAME.fullmatch(path.name) and path.is_file() and not path.is_symlink():
-                yield path.stat(), path.name
+        with suppress(OSError):  # removed just now by another server with the same folder
+            facts = path.lstat()
+            if _NAME.fullmatch(path.name) and stat.S_ISREG(facts.st_mode) and facts.st_uid == os.geteuid():
+                path.chmod(0o600)
+                yield facts, path.name
 
 
 def _name(tag: str, suffix: str) -> str:
     return f"quintet-{tag}{suffix}"
 
 
-def _tag(image_file: Path, size: int) -> str:
-    facts = image_file.stat()
-    return hashlib.sha256(f"{image_file}\0{facts.st_mtime_ns}\0{facts.st_size}\0{size}".encode()).hexdigest()[:32]
-
-
-def _shrunk(image_file: Path, size: int, max_pixels: int) -> tuple[bytes, str]:
-    """Small images become PNG, which keeps drawings sharp; others become JPEG."""
-    image = open_image(image_file, max_pixels=max_pixels, name=image_file.name)
-    suffix = ".png" if max(image.size) <= min(size, 320) else ".jpg"
-    image.thumbnail((size, size))
-    buffer = io.BytesIO()
-    if suffix == ".png":
-        image.save(buffer, "PNG")
-    else:
-        image.save(buffer, "JPEG", quality=85, progressive=True)
-    return buffer.getvalue(), suffix
+def _tag(image_file: Path, facts: os.stat_result, size: int) -> str:
+    key = f"{image_file}\0{facts.st_mtime_ns}\0{facts.st_size}\0{size}"
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()[:32]
