@@ -90,7 +90,7 @@ def test_a_corpus_of_features_only_is_searched_without_images(
         (hits,) = searcher.search_text(["a red thing"], k=3)
         assert len(hits) == 3
         assert searcher.similar(hits[0].item.id, kind="text", k=2)
-        assert not searcher.describe()["can_search_by_picture"]
+        assert not searcher.describe()["can_search_by_image"]
         with pytest.raises(SearchError, match=r"cannot .*new images"):
             searcher.search_image([])
 

@@ -296,7 +296,7 @@ def test_a_file_above_the_limit_is_not_even_sent(open_page: Callable[..., Opened
         {"name": "a.png", "mimeType": "image/png", "buffer": b"x" * 1001}
     )
     expect(it.page.get_by_role("alert").first).to_contain_text("too large")
-    assert not any("/api/search/picture" in url for url in it.asked)
+    assert not any("/api/search/image" in url for url in it.asked)
 
 
 def test_a_server_with_a_token_asks_for_it(open_page: Callable[..., Opened], make_app: Any) -> None:

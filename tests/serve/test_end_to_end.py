@@ -53,9 +53,9 @@ def test_every_route_on_a_real_index(real: TestClient, images: Path) -> None:
     assert len({hit["item"]["id"] for hit in found}) == count
     best = found[0]["item"]
     file = images / best["path"]
-    assert real.get("/api/picture", params={"id": best["id"]}).content == file.read_bytes()
+    assert real.get("/api/image", params={"id": best["id"]}).content == file.read_bytes()
     assert real.get("/api/thumbnail", params={"id": best["id"]}).headers["Content-Type"] == "image/png"
-    same = real.post("/api/search/picture", content=file.read_bytes()).json()["hits"][0]
+    same = real.post("/api/search/image", content=file.read_bytes()).json()["hits"][0]
     assert same["item"] == best
     assert same["score"] == pytest.approx(1, abs=1e-4)
     near = real.get("/api/similar", params={"id": best["id"], "limit": 3}).json()["hits"]
@@ -88,7 +88,7 @@ def test_bad_questions_to_a_real_index(real: TestClient) -> None:
     assert code(query="xyzzy \0 plugh") == "unknown_words"
     assert code(query="red", where="year ==") == "invalid_filter"
     for name in ("../../etc/passwd", "\0", "", "x" * 4000):
-        for path in ("item", "picture", "thumbnail", "similar"):
+        for path in ("item", "image", "thumbnail", "similar"):
             assert real.get(f"/api/{path}", params={"id": name}).status_code == 404
 
 
@@ -97,8 +97,8 @@ def test_bad_questions_to_a_real_index(real: TestClient) -> None:
 @pytest.mark.parametrize(
     "operation",
     [
-        *(f"POST /api/{name}" for name in ("search", "search/picture", "explain")),
-        *(f"GET /api/{name}" for name in ("similar", "item", "picture", "thumbnail")),
+        *(f"POST /api/{name}" for name in ("search", "search/image", "explain")),
+        *(f"GET /api/{name}" for name in ("similar", "item", "image", "thumbnail")),
     ],
 )
 def test_generated_requests_to_a_real_index(
@@ -116,9 +116,9 @@ def test_no_image_outside_the_indexed_folder_is_given_out(real: TestClient, imag
     item = real.post("/api/search", json={"query": "red"}).json()["hits"][0]["item"]
     (images / item["path"]).unlink()
     (images / item["path"]).symlink_to(secret)
-    for path in ("picture", "thumbnail"):
+    for path in ("image", "thumbnail"):
         answer = real.get(f"/api/{path}", params={"id": item["id"]})
-        assert (answer.status_code, answer.json()["code"]) == (410, "missing_picture")
+        assert (answer.status_code, answer.json()["code"]) == (410, "missing_image")
 
 
 def test_a_rebuilt_index_is_served_and_a_foreign_one_is_not(

@@ -8,18 +8,18 @@ import pytest
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 
-POSTS = ("/api/search", "/api/search/picture", "/api/explain", "/api/session")
-GETS = ("/api/similar", "/api/item", "/api/picture", "/api/thumbnail")
+POSTS = ("/api/search", "/api/search/image", "/api/explain", "/api/session")
+GETS = ("/api/similar", "/api/item", "/api/image", "/api/thumbnail")
 PLAIN = ("/api/index", "/health", "/metrics")  # nothing is said to them, so nothing wrong either
 
 
 def test_the_document_names_every_route_and_every_trouble(client: TestClient) -> None:
     paths = client.get("/openapi.json").json()["paths"]
-    assert set(paths) == {*POSTS, *GETS, *PLAIN}
+    assert set(paths) == {*POSTS, *GETS, *PLAIN, "/api/sessions"}
     for path, methods in paths.items():
         for operation in methods.values():
             assert operation["description"], path
-            assert path == "/health" or {"401", "403", "503"} <= set(operation["responses"]), path
+            assert path == "/health" or {"401", "403", "429", "503"} <= set(operation["responses"]), path
 
 
 def test_no_page_of_others_code_is_offered(client: TestClient) -> None:
@@ -33,6 +33,7 @@ def test_no_page_of_others_code_is_offered(client: TestClient) -> None:
         *((f"POST {path}", mode) for path in POSTS for mode in ("positive", "negative")),
         *((f"GET {path}", mode) for path in GETS for mode in ("positive", "negative")),
         *((f"GET {path}", "positive") for path in PLAIN),
+        *((f"DELETE /api/{name}", "positive") for name in ("session", "sessions")),
     ],
 )
 def test_generated_requests_get_the_answers_that_are_described(

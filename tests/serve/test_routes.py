@@ -17,6 +17,7 @@ from PIL import Image
 from starlette.testclient import TestClient
 
 from quintet.search import StoreUnavailable
+from quintet.search.items import Hit, Item
 
 
 def png(side: int = 20) -> bytes:
@@ -79,7 +80,7 @@ def test_texts_can_be_looked_for_and_results_filtered(client: TestClient) -> Non
 
 
 def test_a_image_finds_images(client: TestClient) -> None:
-    answer = client.post("/api/search/picture?limit=3", content=png(), headers={"Content-Type": "image/png"})
+    answer = client.post("/api/search/image?limit=3", content=png(), headers={"Content-Type": "image/png"})
     assert answer.status_code == 200
     assert answer.json()["hits"][0]["item"]["id"] == "p0"
 
@@ -107,7 +108,7 @@ def test_thumbnails_and_images_are_images(client: TestClient, searcher: Any) -> 
         "/api/thumbnail", params={"id": "p3", "size": 160}, headers={"If-None-Match": small.headers["ETag"]}
     )
     assert (again.status_code, again.content) == (304, b"")
-    whole = client.get("/api/picture", params={"id": "p3"})
+    whole = client.get("/api/image", params={"id": "p3"})
     assert whole.content == searcher.image_path("p3").read_bytes()
     assert whole.headers["Content-Type"] == "image/png"
     refused(client.get("/api/thumbnail", params={"id": "p3", "size": 161}), 422, "invalid")
@@ -147,12 +148,12 @@ def test_unknown_words_only(client: TestClient) -> None:
     "body", [b"", b"not an image", b"%PDF-1.7 ...", b"<svg xmlns='...'/>", b"\x89PNG\r\n\x1a\n", png()[:60]]
 )
 def test_an_upload_that_is_no_image(client: TestClient, body: bytes) -> None:
-    refused(client.post("/api/search/picture", content=body), 422, "unreadable_picture")
+    refused(client.post("/api/search/image", content=body), 422, "unreadable_image")
 
 
 def test_a_image_bomb_is_refused_from_its_header(client: TestClient) -> None:
     began = time.perf_counter()
-    message = refused(client.post("/api/search/picture", content=bomb()), 422, "unreadable_picture")
+    message = refused(client.post("/api/search/image", content=bomb()), 422, "unreadable_image")
     assert "decompression bombs" in message
     assert time.perf_counter() - began < 2
 
@@ -168,7 +169,7 @@ TRAVERSALS = [
 ]
 
 
-@pytest.mark.parametrize("path", ["/api/item", "/api/picture", "/api/thumbnail", "/api/similar"])
+@pytest.mark.parametrize("path", ["/api/item", "/api/image", "/api/thumbnail", "/api/similar"])
 def test_ids_are_looked_up_and_never_opened(client: TestClient, path: str) -> None:
     for name in TRAVERSALS:
         refused(client.get(path, params={"id": name}), 404, "unknown_item")
@@ -189,14 +190,14 @@ def test_static_names_are_looked_up_too(client: TestClient) -> None:
 
 def test_a_deleted_image_is_told(client: TestClient, searcher: Any) -> None:
     searcher.image_path("p5").unlink()
-    refused(client.get("/api/picture", params={"id": "p5"}), 410, "missing_picture")
-    refused(client.get("/api/thumbnail", params={"id": "p5"}), 410, "missing_picture")
+    refused(client.get("/api/image", params={"id": "p5"}), 410, "missing_image")
+    refused(client.get("/api/thumbnail", params={"id": "p5"}), 410, "missing_image")
     assert client.get("/api/similar", params={"id": "p5"}).status_code == 200  # its code is still there
 
 
 def test_a_damaged_image_is_told(client: TestClient, searcher: Any) -> None:
     searcher.image_path("p5").write_bytes(b"was an image once")
-    refused(client.get("/api/thumbnail", params={"id": "p5"}), 422, "unreadable_picture")
+    refused(client.get("/api/thumbnail", params={"id": "p5"}), 422, "unreadable_image")
 
 
 def test_only_what_decodes_as_an_image_leaves(client: TestClient, searcher: Any) -> None:
@@ -204,25 +205,25 @@ def test_only_what_decodes_as_an_image_leaves(client: TestClient, searcher: Any)
     good = searcher.image_path("p5").read_bytes()
     for data in (b"root:x:0:0::/root:/bin/sh\n", good[:100], b"<script>", b""):
         searcher.image_path("p5").write_bytes(data)
-        for path in ("picture", "thumbnail"):
-            message = refused(client.get(f"/api/{path}", params={"id": "p5"}), 422, "unreadable_picture")
+        for path in ("image", "thumbnail"):
+            message = refused(client.get(f"/api/{path}", params={"id": "p5"}), 422, "unreadable_image")
             assert "root:" not in message
     searcher.image_path("p5").write_bytes(good)
-    assert client.get("/api/picture", params={"id": "p5"}).content == good
+    assert client.get("/api/image", params={"id": "p5"}).content == good
 
 
 def test_the_media_type_is_that_of_the_content(client: TestClient, searcher: Any) -> None:
     path = searcher.image_path("p5")
     Image.open(path).save(path, "JPEG")  # still called .png
-    assert client.get("/api/picture", params={"id": "p5"}).headers["Content-Type"] == "image/jpeg"
+    assert client.get("/api/image", params={"id": "p5"}).headers["Content-Type"] == "image/jpeg"
 
 
 def test_a_file_that_goes_away_at_any_moment_is_told(
     client: TestClient, searcher: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(searcher, "image_path", lambda item_id: searcher.root / "just removed.png")
-    for path in ("picture", "thumbnail"):
-        refused(client.get(f"/api/{path}", params={"id": "p5"}), 410, "missing_picture")
+    for path in ("image", "thumbnail"):
+        refused(client.get(f"/api/{path}", params={"id": "p5"}), 410, "missing_image")
 
 
 def damaged_exif() -> list[bytes]:
@@ -240,7 +241,7 @@ def damaged_exif() -> list[bytes]:
 
 
 def test_an_upload_with_damaged_exif(client: TestClient) -> None:
-    statuses = {client.post("/api/search/picture", content=data).status_code for data in damaged_exif()}
+    statuses = {client.post("/api/search/image", content=data).status_code for data in damaged_exif()}
     assert statuses <= {200, 422}
     assert 200 in statuses
 
@@ -298,3 +299,32 @@ def test_an_unexpected_error_is_an_answer_without_its_inside(make_app: Callable[
     searcher.error = ZeroDivisionError("secret")
     with TestClient(make_app(), base_url="http://localhost", raise_server_exceptions=False) as client:
         assert "secret" not in refused(client.post("/api/search", json={"query": "red"}), 500, "internal")
+
+
+def test_names_and_numbers_that_json_has_no_form_for(client: TestClient, searcher: Any) -> None:
+    """File names of Linux are bytes, sidecars may say NaN, and damaged vectors score it."""
+    item = Item("odd", "image", "a\udcff\ud800.png", 0, None, {"size": float("nan"), "note": "\udcff"})
+    searcher.items["odd"], searcher.words["odd"] = item, {"odd"}
+    answer = client.get("/api/item", params={"id": "odd"})
+    assert answer.status_code == 200
+    assert answer.json()["path"] == "a\udcff\ud800.png"
+    assert answer.json()["metadata"] == {"size": None, "note": "\udcff"}
+    searcher._ranked = lambda query, **options: [Hit(item, float("nan"))]
+    answer = client.post("/api/search", json={"query": "odd"})
+    assert answer.status_code == 200
+    assert answer.json()["hits"][0]["score"] is None
+
+
+@pytest.mark.parametrize("text", ["\ud800", "red \udfff"])
+@pytest.mark.parametrize("path", ["search", "search?where", "explain", "explain?id", "session"])
+def test_text_with_a_lone_surrogate(client: TestClient, path: str, text: str) -> None:
+    body = {
+        "search": {"query": text},
+        "search?where": {"query": "red", "where": f'path="{text}"'},
+        "explain": {"query": text, "id": "p0"},
+        "explain?id": {"query": "red", "id": text},
+        "session": {"token": text},
+    }[path]
+    answer = client.post(f"/api/{path}", content=json.dumps(body))
+    assert 400 <= answer.status_code < 500, answer.text
+    assert answer.json()["message"]

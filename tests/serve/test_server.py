@@ -28,7 +28,7 @@ MEGABYTE = 2**20
 def test_a_taken_port_is_told(settings: Callable[..., Settings]) -> None:
     with listen(settings()) as taken:
         port = taken.getsockname()[1]
-        assert address(taken) == f"http://localhost:{port}/"
+        assert address(taken, settings()) == f"http://localhost:{port}/"
         with pytest.raises(QuintetError, match=f"port {port}.*--port"):
             listen(settings(port=port))
 
@@ -76,7 +76,7 @@ def test_an_upload_of_200_megabytes_is_refused_early(
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
     headers = {"Content-Length": str(200 * MEGABYTE)} if announced else {}
     with suppress(OSError):  # the server hangs up, as it should; its answer is waiting
-        connection.request("POST", "/api/search/picture", pieces(), headers, encode_chunked=not announced)
+        connection.request("POST", "/api/search/image", pieces(), headers, encode_chunked=not announced)
     assert connection.getresponse().status == 413
     assert sent < 60 * MEGABYTE  # the limit is 20; some is on its way in buffers
     connection.close()

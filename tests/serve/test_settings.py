@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from quintet.errors import QuintetError
-from quintet.serve.settings import Settings, is_loopback, read_token
+from quintet.serve.settings import Settings, is_loopback, read_token, tls_context
 
 TOKEN = "a-token-of-some-length"
 
@@ -46,5 +46,21 @@ def test_the_token_comes_from_a_file_or_else_from_the_environment(
     file.write_text("\n")
     with pytest.raises(QuintetError, match="is empty"):
         read_token(file)
-    with pytest.raises(QuintetError, match="read the token"):
+    with pytest.raises(QuintetError, match="does not exist"):
         read_token(tmp_path / "absent")
+
+
+def test_a_certificate_that_cannot_be_used_is_told(tmp_path: Path) -> None:
+    assert tls_context(None, None) is None
+    with pytest.raises(QuintetError, match="--tls-cert"):
+        tls_context(None, tmp_path / "key.pem")
+    (tmp_path / "cert.pem").write_text("not a certificate")
+    for name in ("cert.pem", "absent.pem"):
+        with pytest.raises(QuintetError, match=f"certificate.*{name}"):
+            tls_context(tmp_path / name, None)
+
+
+def test_proxies_are_addresses() -> None:
+    assert Settings(proxies=("127.0.0.1", "10.0.0.0/8")).proxies
+    with pytest.raises(QuintetError, match="proxy"):
+        Settings(proxies=("my-proxy",))

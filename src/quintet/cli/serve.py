@@ -52,6 +52,30 @@ def serve_command(
             rich_help_panel=NETWORK,
         ),
     ] = None,
+    read_token_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="File with a token for searching and looking only; default: the variable QUINTET_READ_TOKEN.",
+            rich_help_panel=NETWORK,
+        ),
+    ] = None,
+    tls_cert: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Serve HTTPS with this certificate (PEM).", rich_help_panel=NETWORK),
+    ] = None,
+    tls_key: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Its key, if not in the same file.", rich_help_panel=NETWORK),
+    ] = None,
+    proxy: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Address of a proxy whose X-Forwarded-For and X-Forwarded-Proto are believed; repeatable.",
+            rich_help_panel=NETWORK,
+        ),
+    ] = None,
     max_upload: Annotated[
         str, typer.Option(metavar="SIZE", help="Largest image accepted as a query.", rich_help_panel=LIMITS)
     ] = "20M",
@@ -77,6 +101,27 @@ def serve_command(
             rich_help_panel=LIMITS,
         ),
     ] = 1000,
+    client_rate: Annotated[
+        float | None,
+        typer.Option(
+            metavar="N",
+            min=0,
+            help="Requests a second of one client; 0: no limit. Default: 100, and no limit on this computer.",
+            rich_help_panel=LIMITS,
+        ),
+    ] = None,
+    client_requests: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=0,
+            help="Requests of one client at the same time; 0: no limit. Default: 32, and no limit on this computer.",
+            rich_help_panel=LIMITS,
+        ),
+    ] = None,
+    decoders: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Images decoded at the same time.", rich_help_panel=LIMITS)
+    ] = 2,
     thumbnails: Annotated[
         Path | None,
         typer.Option(
@@ -98,12 +143,18 @@ def serve_command(
     """
     from quintet.search.index_folder import check_marker
     from quintet.serve.logs import log_to_stderr
-    from quintet.serve.settings import Settings, default_cache, read_token
+    from quintet.serve.settings import READ_TOKEN_VARIABLE, Settings, default_cache, read_token, tls_context
 
     settings = Settings(
         host=host,
         port=port,
         token=read_token(token_file),
+        read_token=read_token(read_token_file, READ_TOKEN_VARIABLE),
+        tls=tls_context(tls_cert, tls_key),
+        proxies=tuple(proxy or ()),
+        client_rate=client_rate,
+        client_concurrency=client_requests,
+        decoders=decoders,
         max_upload_bytes=parse_size(max_upload),
         search_threads=threads,
         search_queue=queue,

@@ -369,7 +369,7 @@ class Searcher:
             "dim": manifest.dim,
             "can_rerank": bool(self._rerank and manifest.first),
             "can_explain_regions": self._can_explain_regions(),
-            "can_search_by_picture": self.encoder.sees_images,
+            "can_search_by_image": self.encoder.sees_images,
         }
 
     def _can_explain_regions(self) -> bool:

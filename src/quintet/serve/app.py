@@ -12,9 +12,9 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
 import quintet
-from quintet.serve.guard import BodyLimit, Guard, install
+from quintet.serve.guard import UPLOADS, BodyLimit, Guard, Json, install
 from quintet.serve.prometheus import Measure
-from quintet.serve.routes import IMAGE_ROUTE, router
+from quintet.serve.routes import router
 from quintet.serve.service import Service
 from quintet.serve.settings import Settings
 from quintet.serve.watcher import IndexWatcher, Searchers
@@ -50,6 +50,8 @@ def create_app(source: Searchers | IndexWatcher, settings: Settings) -> FastAPI:
         version=quintet.__version__,
         description="Search photos by text or by image.",
         lifespan=lifespan,
+        default_response_class=Json,
+        redirect_slashes=False,
         docs_url=None,  # FastAPI's documentation pages load scripts from other sites
         redoc_url=None,
     )
@@ -58,9 +60,9 @@ def create_app(source: Searchers | IndexWatcher, settings: Settings) -> FastAPI:
     app.include_router(router)
     app.include_router(page_routes())
     # The middleware added last runs first.
-    limits = {IMAGE_ROUTE: settings.max_upload_bytes}
+    limits = dict.fromkeys(UPLOADS, settings.max_upload_bytes)
     app.add_middleware(BodyLimit, default=settings.max_body_bytes, limits=limits)
-    app.add_middleware(Guard, token=settings.token)
+    app.add_middleware(Guard, keys=service.keys, clients=service.clients)
     app.add_middleware(Measure, metrics=service.metrics)
     return app
 

@@ -154,17 +154,17 @@ class Server(uvicorn.Server):
                 LOG.warning("a connection could not be accepted: %s", error.strerror or error)
                 await asyncio.sleep(0.1)
                 continue
-            if self._make_room():
+            if await self._make_room():
                 task = loop.create_task(self._begin(accepted))
                 self._beginning[task] = time.monotonic()
                 task.add_done_callback(self._beginning.pop)
             else:
                 LOG.warning("a connection was refused: all %d are being answered", self.limit)
                 accepted.close()
-            await asyncio.sleep(0)  # connections that were cut now close their descriptors
+            await asyncio.sleep(0)  # requests have their turn between connections
 
     async def _begin(self, accepted: socket.socket) -> None:
-        secure = self.config.ssl
+        secure = self._settings.tls
         limits = {"ssl_handshake_timeout": self._settings.header_s, "ssl_shutdown_timeout": CLOSE_S} if secure else {}
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
@@ -176,19 +176,21 @@ class Server(uvicorn.Server):
         except OSError:  # the client went away, or does not speak TLS
             accepted.close()
 
-    def _make_room(self) -> bool:
+    async def _make_room(self) -> bool:
         """Whether there is room for a connection, after closing some that nobody needs."""
         connections: set[Any] = self.server_state.connections
-        if len(connections) + len(self._beginning) < self.limit:
-            return True
-        now = time.monotonic()
-        found = [(*connection.phase(now), connection.abort) for connection in connections]
-        found += [(Phase.IDLE, now - began, task.cancel) for task, began in self._beginning.items()]
-        idle = [entry for entry in found if entry[0] is not Phase.ANSWER]
-        idle.sort(key=lambda entry: (entry[0], -entry[1]))
-        for _, _, cut in idle[: 1 + self.limit // 16]:  # several at once: the list is not made for every connection
-            cut()
-        return bool(idle)
+        for _ in range(10):
+            if len(connections) + len(self._beginning) < self.limit:
+                return True
+            now = time.monotonic()
+            found = [(*connection.phase(now), connection.abort) for connection in connections]
+            found += [(Phase.IDLE, now - began, task.cancel) for task, began in self._beginning.items()]
+            idle = [entry for entry in found if entry[0] is not Phase.ANSWER]
+            idle.sort(key=lambda entry: (entry[0], -entry[1]))
+            for _, _, cut in idle[: 1 + self.limit // 16]:  # several: the list is not made for every connection
+                cut()
+            await asyncio.sleep(0)  # a connection that was cut closes its descriptor a moment later
+        return False
 
     async def _sweep(self) -> None:
         while True:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
+import json
 import logging
+import math
+import re
 from collections.abc import Mapping
 from contextlib import suppress
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -29,6 +31,7 @@ from quintet.search import (
     UnknownWords,
     WhereError,
 )
+from quintet.serve.access import Access, Clients, Keys
 from quintet.serve.service import BusyError, TooSlowError
 from quintet.serve.settings import LOOPBACK_NAMES
 
@@ -42,8 +45,8 @@ STATUS: dict[type[QuintetError], tuple[int, str]] = {
     UnknownWords: (422, "unknown_words"),
     WhereError: (422, "invalid_filter"),
     UnknownItem: (404, "unknown_item"),
-    MissingImage: (410, "missing_picture"),
-    ImageError: (422, "unreadable_picture"),
+    MissingImage: (410, "missing_image"),
+    ImageError: (422, "unreadable_image"),
     BusyError: (503, "busy"),
     TooSlowError: (503, "too_slow"),
     StoreUnavailable: (503, "store_unavailable"),
@@ -66,7 +69,25 @@ def problem(status: int, code: str, message: str, headers: dict[str, str] | None
         extra["Retry-After"] = RETRY_S
     if status == 401:
         extra["WWW-Authenticate"] = "Bearer"
-    return JSONResponse({"code": code, "message": message}, status, extra)
+    return Json({"code": code, "message": message}, status, extra)
+
+
+class Json(JSONResponse):
+    """JSON that any text and any number can be written as: names of files may be no UTF-8, and a score NaN."""
+
+    def render(self, content: Any) -> bytes:
+        try:
+            return json.dumps(content, allow_nan=False, separators=(",", ":")).encode()
+        except ValueError:
+            return json.dumps(_finite(content), separators=(",", ":")).encode()
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def documented(*statuses: int) -> dict[int | str, dict[str, object]]:
@@ -79,9 +100,10 @@ def documented(*statuses: int) -> dict[int | str, dict[str, object]]:
         410: "The image's file is gone.",
         413: "The body is too large.",
         422: "The request is not valid.",
+        429: "Too many requests or wrong tokens of this client: try again after `Retry-After` seconds.",
         503: "Too busy, too slow, or the store does not answer: try again after `Retry-After` seconds.",
     }
-    return {status: {"model": Problem, "description": words[status]} for status in (401, 403, *statuses, 503)}
+    return {status: {"model": Problem, "description": words[status]} for status in (401, 403, *statuses, 429, 503)}
 
 
 def install(app: FastAPI) -> None:
@@ -119,6 +141,8 @@ def _words(entry: dict[str, object]) -> str:
 
 COOKIE = "quintet-session"
 OPEN = ("/", "/health", "/openapi.json", "/api/session")  # answered without a token, like the static files of the page
+UPLOADS = ("/api/search/image", "/api/search/picture")
+FULL = (*UPLOADS, "/api/sessions", "/metrics")  # what a read-only token may not do
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; "
@@ -136,63 +160,87 @@ class IncompleteError(Exception):
 
 
 class Guard:
-    """ASGI middleware: with a token, only requests that carry it; without one, only requests from this computer.
+    """ASGI middleware: limits of each client; with a token, only requests that carry it; without one, only requests
+    from this computer.
 
     Pages of other sites, open in a browser on this computer, can reach a loopback address: by its number, or by a host
     name that is made to point to it (DNS rebinding). So the Host and Sec-Fetch-Site headers are checked.
     """
 
-    def __init__(self, app: ASGIApp, *, token: str | None) -> None:
+    def __init__(self, app: ASGIApp, *, keys: Keys, clients: Clients) -> None:
         self._app = app
-        self._token = token
+        self._keys = keys
+        self._clients = clients
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        refusal = self._refusal(scope["path"], Headers(scope=scope))
-        answer = self._app if refusal is None else problem(*refusal)
-        with suppress(IncompleteError):
-            await answer(scope, receive, _with_headers(send))
+        client, send = client_of(scope), _with_headers(send)
+        wait = self._clients.begin(client)
+        if wait:
+            await too_many(wait, "this client sends too many requests")(scope, receive, send)
+            return
+        try:
+            access, refusal = self._access(scope["path"], Headers(scope=scope), client)
+            scope.setdefault("state", {})["access"] = access
+            with suppress(IncompleteError):
+                await (refusal or self._app)(scope, receive, send)
+        finally:
+            self._clients.end(client)
 
-    def _refusal(self, path: str, headers: Headers) -> tuple[int, str, str] | None:
-        if path.startswith("/api/") and headers.get("sec-fetch-site") == "cross-site":
-            return 403, "cross_site", "requests from pages of other sites are refused"
-        if self._token is None:
-            name = host_name(headers.get("host", ""))
-            if name not in LOOPBACK_NAMES:
-                return 403, "unknown_host", f"this server answers requests to localhost only, not to {name!r}"
-        elif path not in OPEN and not path.startswith("/static/") and not self._knows_token(headers):
-            return 401, "token_needed", "send the server's token: `Authorization: Bearer TOKEN`"
-        return None
-
-    def _knows_token(self, headers: Headers) -> bool:
-        assert self._token is not None
+    def _access(self, path: str, headers: Headers, client: str) -> tuple[Access, Response | None]:
+        # Also of another port of this computer ("same-site"): another program's page is another site.
+        if path.startswith("/api/") and headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+            return Access.NONE, problem(403, "cross_site", "requests from pages of other sites are refused")
+        if not self._keys.needed:
+            name = headers.get("host", "")
+            if host_name(name) not in LOOPBACK_NAMES:
+                message = f"this server answers requests to localhost only, not to {name[:100]!r}"
+                return Access.NONE, problem(403, "unknown_host", message)
+            return Access.FULL, None
+        if path in OPEN or path.startswith("/static/"):
+            return Access.NONE, None
+        access = self._keys.of_session(session_of(headers))
         scheme, _, sent = headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer":
-            return same(sent.strip(), self._token)
-        return same(cookie_parser(headers.get("cookie", "")).get(COOKIE, ""), session_value(self._token))
+        if not access and scheme.lower() == "bearer":
+            if wait := self._clients.wrong_wait(client):
+                return Access.NONE, too_many(wait, "too many wrong tokens came from this address")
+            access = self._keys.of_token(sent.strip())
+            if not access:
+                self._clients.wrong(client)
+        if not access:
+            return access, problem(401, "token_needed", "send the server's token: `Authorization: Bearer TOKEN`")
+        if access < Access.FULL and path in FULL:
+            return access, problem(403, "full_token_needed", "a read-only token may search and look, not do this")
+        return access, None
 
 
-def session_value(token: str) -> str:
-    """The value of the page's cookie: derived from the token, so that a stolen cookie does not reveal it."""
-    return hmac.new(token.encode(), b"quintet session", hashlib.sha256).hexdigest()
+def client_of(scope: Scope) -> str:
+    client = scope.get("client")
+    return str(client[0]) if client else ""
 
 
-def same(sent: str, expected: str) -> bool:
-    """Constant-time comparison."""
-    return hmac.compare_digest(sent.encode("utf-8", "surrogatepass"), expected.encode())
+def session_of(headers: Headers) -> str:
+    return cookie_parser(headers.get("cookie", "")).get(COOKIE, "")
 
 
-def host_name(header: str) -> str:
-    """The name in a Host header, without its port.
+def too_many(wait: float, message: str) -> Response:
+    seconds = max(1, math.ceil(wait))
+    return problem(429, "too_many_requests", f"{message}; try again in {seconds} s", {"Retry-After": str(seconds)})
 
-    >>> host_name("LOCALHOST:8000"), host_name("[::1]:8000"), host_name("127.0.0.1")
-    ('localhost', '::1', '127.0.0.1')
+
+_HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([0-9a-z.-]+))(?::[0-9]{1,5})?", re.IGNORECASE)
+
+
+def host_name(header: str) -> str | None:
+    """The name in a Host header, without its port; None for what is no name with or without a port.
+
+    >>> host_name("LOCALHOST:8000"), host_name("[::1]:8000"), host_name("[::1].evil.example")
+    ('localhost', '::1', None)
     """
-    if header.startswith("["):
-        return header[1:].partition("]")[0].lower()
-    return header.partition(":")[0].lower()
+    match = _HOST.fullmatch(header)
+    return (match[1] or match[2]).lower() if match else None
 
 
 def _with_headers(send: Send) -> Send:
@@ -223,7 +271,7 @@ class BodyLimit:
             await self._app(scope, receive, send)
             return
         limit = self._limits.get(scope["path"], self._default)
-        announced = Headers(scope=scope).get("content-length", "")
+        announced = Headers(scope=scope).get("content-length", "")[:20]
         count = 0
 
         async def limited() -> Message:

@@ -10,7 +10,8 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from starlette.responses import StreamingResponse
 
 from quintet.serve import prometheus as metrics
-from quintet.serve.guard import COOKIE, IncompleteError, documented, problem, same, session_value
+from quintet.serve.access import SESSION_S, Access
+from quintet.serve.guard import COOKIE, IncompleteError, client_of, documented, problem, session_of, too_many
 from quintet.serve.schemas import (
     ExplainQuery,
     ExplanationAnswer,
@@ -26,7 +27,6 @@ from quintet.serve.schemas import (
 )
 from quintet.serve.service import Service
 
-IMAGE_ROUTE = "/api/search/picture"
 KEEP = "private, max-age=86400"  # an id is made of the content, so the image of an id never changes
 UPLOAD = {
     "requestBody": {
@@ -36,7 +36,8 @@ UPLOAD = {
     }
 }
 BYTES = {"schema": {"type": "string", "format": "binary"}}
-SESSION_S = 30 * 24 * 3600
+# What a read-only token is told of the index: what the page needs.
+READ_FACTS = ("matcher", "counts", "dim", "can_rerank", "can_explain_regions", "can_search_by_image")
 
 
 def _service(request: Request) -> Service:
@@ -55,7 +56,8 @@ async def search(query: TextQuery, service: Asked) -> Results:
     return await service.search_text(query.query, query)
 
 
-@router.post(IMAGE_ROUTE, responses=documented(400, 413, 422), openapi_extra=UPLOAD)
+@router.post("/api/search/picture", include_in_schema=False)  # its earlier name
+@router.post("/api/search/image", responses=documented(400, 413, 422), openapi_extra=UPLOAD)
 async def search_by_image(window: Annotated[Window, Query()], request: Request, service: Asked) -> Results:
     """Search for the images, or the texts, that match an uploaded image best."""
     return await service.search_image(request.stream(), window)
@@ -94,8 +96,9 @@ async def thumbnail(id: ItemId, request: Request, service: Asked, size: Thumbnai
     return Response(small.data, media_type=small.media_type, headers=headers)
 
 
+@router.get("/api/picture", include_in_schema=False)  # its earlier name
 @router.get(
-    "/api/picture",
+    "/api/image",
     response_class=Response,
     responses=documented(404, 410, 422) | {200: {"content": {"image/*": BYTES}}},
 )
@@ -108,22 +111,50 @@ async def image_path(id: ItemId, service: Asked) -> Response:
 
 
 @router.get("/api/index", responses=documented())
-async def index(service: Asked) -> IndexAnswer:
+async def index(request: Request, service: Asked) -> IndexAnswer:
     """Facts about the index in use, and the limits of the server."""
-    facts = await service.look_up(lambda searcher: searcher.describe())
-    return IndexAnswer(index=facts, index_error=service.index_error, max_upload_bytes=service.settings.max_upload_bytes)
+    facts, error = await service.look_up(lambda searcher: searcher.describe()), service.index_error
+    full = request.state.access == Access.FULL
+    return IndexAnswer(
+        index=facts if full else {name: facts[name] for name in READ_FACTS if name in facts},
+        index_error=error if full or error is None else "the index is damaged or cannot be opened",
+        access="full" if full else "read",
+        session=service.keys.of_session(session_of(request.headers)) > Access.NONE,
+        max_upload_bytes=service.settings.max_upload_bytes,
+    )
 
 
 @router.post("/api/session", status_code=204, response_class=Response, responses=documented(400, 413, 422))
 async def begin_session(session: Session, request: Request, service: Asked) -> Response:
-    """Exchange the token for a cookie, so that the page can show images."""
-    token = service.settings.token
-    if token is None or not same(session.token, token):
-        return problem(401, "token_needed", "this is not the server's token")
+    """Exchange a token for a cookie, so that the page can show images."""
+    client = client_of(request.scope)
+    if wait := service.clients.wrong_wait(client):
+        return too_many(wait, "too many wrong tokens came from this address")
+    access = service.keys.of_token(session.token)
+    if not access:
+        service.clients.wrong(client)
+        return problem(401, "token_needed", "this is not a token of the server")
     answer = Response(status_code=204)
     secure = "https" in (request.url.scheme, request.headers.get("x-forwarded-proto"))
-    answer.set_cookie(COOKIE, session_value(token), max_age=SESSION_S, httponly=True, samesite="strict", secure=secure)
+    value = service.keys.begin(access)
+    answer.set_cookie(COOKIE, value, max_age=int(SESSION_S), httponly=True, samesite="strict", secure=secure)
     return answer
+
+
+@router.delete("/api/session", status_code=204, response_class=Response, responses=documented())
+async def end_session(request: Request, service: Asked) -> Response:
+    """Log out: the cookie is worth nothing from now on, also where it was copied."""
+    service.keys.end(session_of(request.headers))
+    answer = Response(status_code=204)
+    answer.delete_cookie(COOKIE, httponly=True, samesite="strict")
+    return answer
+
+
+@router.delete("/api/sessions", status_code=204, response_class=Response, responses=documented())
+async def end_all_sessions(service: Asked) -> Response:
+    """Log everybody out."""
+    service.keys.end_all()
+    return Response(status_code=204)
 
 
 @router.get("/health", responses={503: documented()[503]})

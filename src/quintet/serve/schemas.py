@@ -51,7 +51,7 @@ class ExplainQuery(BaseModel):
 class Session(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    token: str
+    token: str = Field(max_length=4096)
 
 
 class ItemAnswer(BaseModel):
@@ -120,6 +120,8 @@ class IndexAnswer(BaseModel):
 
     index: dict[str, object] = Field(description="Facts about the index: matcher, counts, store, generation.")
     index_error: str | None = Field(description="Why the index in the folder is not in use.")
+    access: Literal["read", "full"] = Field(description="Of the token; `full` where none is needed.")
+    session: bool = Field(description="Whether a cookie stands for the token.")
     max_upload_bytes: int
 
 

@@ -48,7 +48,7 @@ def serve_index(
             return searcher
 
         watcher = IndexWatcher(index, reopen, settings.watch_s)
-        server = make_server(create_app(watcher, settings), settings, lambda: ready(address(listener)))
+        server = make_server(create_app(watcher, settings), settings, lambda: ready(address(listener, settings)))
         server.run(sockets=[listener])
 
 
@@ -85,14 +85,15 @@ def make_server(app: FastAPI, settings: Settings, ready: Callable[[], None] = la
         access_log=False,
         server_header=False,
         date_header=False,
-        proxy_headers=False,
+        proxy_headers=bool(settings.proxies),
+        forwarded_allow_ips=list(settings.proxies),
         timeout_graceful_shutdown=max(1, round(settings.shutdown_s)),
         timeout_keep_alive=max(1, round(settings.idle_s)),
     )
     return Server(config, settings, connection_limit(settings.max_connections), ready)
 
 
-def address(listener: socket.socket) -> str:
+def address(listener: socket.socket, settings: Settings) -> str:
     host, port = listener.getsockname()[:2]
     name = {"127.0.0.1": "localhost", "0.0.0.0": socket.gethostname()}.get(host, f"[{host}]" if ":" in host else host)
-    return f"http://{name}:{port}/"
+    return f"{'https' if settings.tls else 'http'}://{name}:{port}/"

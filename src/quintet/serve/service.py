@@ -19,6 +19,7 @@ from quintet.search import StaleIndex
 from quintet.search.items import Hit
 from quintet.search.searcher import Searcher
 from quintet.search.stores.where import Where, parse_where
+from quintet.serve.access import Clients, Keys
 from quintet.serve.decoder import Decoders, anonymous_file
 from quintet.serve.prometheus import Metrics
 from quintet.serve.schemas import Results, Window
@@ -89,6 +90,8 @@ class Service:
         self.settings = settings
         self.watcher = source if isinstance(source, IndexWatcher) else None
         self.metrics = Metrics()
+        self.keys = Keys(settings.token, settings.read_token)
+        self.clients = Clients(settings)
         self.decoders = Decoders(settings.decoders, settings.decode_s)
         self.thumbnails = Thumbnails(settings.cache, settings.cache_bytes, self.decoders)
         self._searchers = source.searchers if isinstance(source, IndexWatcher) else source

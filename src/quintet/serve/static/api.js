@@ -21,7 +21,7 @@ export async function ask(path, options = {}, waiting = () => {}) {
     }
     if (response.ok) return response.status === 204 ? null : response.json();
     const problem = await response.json().catch(() => ({}));
-    if (response.status !== 503 || attempt === PATIENCE) {
+    if (![429, 503].includes(response.status) || attempt === PATIENCE) {
       throw new Trouble(problem.code ?? `http_${response.status}`, problem.message ?? response.statusText);
     }
     waiting();

@@ -59,7 +59,7 @@ function show(number) {
   get("detail-text").hidden = !isText;
   get("detail-text").textContent = item.text ?? "";
   get("original").hidden = isText;
-  get("original").href = `/api/picture?${new URLSearchParams({ id: item.id })}`;
+  get("original").href = `/api/image?${new URLSearchParams({ id: item.id })}`;
   get("regions").replaceChildren();
   dialog.querySelector(".frame").hidden = isText;
   if (!isText) showPhoto(item);

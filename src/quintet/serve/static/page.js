@@ -4,7 +4,7 @@ import { Trouble, ask, post } from "./api.js";
 import * as detail from "./detail.js";
 import * as grid from "./grid.js";
 import { fileName, make } from "./make.js";
-import { askToken } from "./token.js";
+import { askToken, offerLogOut } from "./token.js";
 import * as upload from "./upload.js";
 
 const PAGE = 40;
@@ -73,7 +73,7 @@ function request(signal) {
   if (wish.mode === "text") return post("/api/search", { query: wish.query, ...window }, options, waiting);
   if (wish.mode === "similar") return ask(`/api/similar?${new URLSearchParams({ id: wish.id, ...window })}`, options, waiting);
   const upload = { method: "POST", headers: { "Content-Type": wish.file.type || "application/octet-stream" }, body: wish.file };
-  return ask(`/api/search/picture?${new URLSearchParams(window)}`, { ...upload, ...options }, waiting);
+  return ask(`/api/search/image?${new URLSearchParams(window)}`, { ...upload, ...options }, waiting);
 }
 
 function report(seconds) {
@@ -97,12 +97,12 @@ async function fail(error) {
   const titles = {
     unreachable: "No connection",
     unknown_words: "None of these words is known",
-    unreadable_picture: "This is not a photo that can be read",
+    unreadable_image: "This is not a photo that can be read",
     empty_query: "Nothing to search for",
   };
   const again = make("button", { type: "button", className: "main" }, "Try again");
   again.addEventListener("click", () => search(wish, { remember: false }));
-  const mends = ["unreachable", "busy", "too_slow", "store_unavailable", "unavailable", "stale_index", "internal"];
+  const mends = ["unreachable", "busy", "too_many_requests", "too_slow", "store_unavailable", "unavailable", "stale_index", "internal"];
   const parts = [make("strong", {}, titles[error.code] ?? "That did not work"), make("p", {}, error.message)];
   get("trouble").replaceChildren(...parts, ...(mends.includes(error.code) ? [again] : []));
 }
@@ -188,6 +188,11 @@ function searchByText() {
 }
 
 function byPhoto(file) {
+  if (facts && !mayUpload()) {
+    const words = facts.access === "full" ? "This index cannot be searched by a photo." : "Your token is for searching by words only.";
+    get("trouble").replaceChildren(make("strong", {}, "No search by a photo"), make("p", {}, words));
+    return;
+  }
   if (facts && file.size > facts.max_upload_bytes) {
     const limit = (facts.max_upload_bytes / 2 ** 20).toFixed(0);
     const words = `${file.name} is larger than the ${limit} MB that this server takes; choose a smaller one.`;
@@ -195,6 +200,11 @@ function byPhoto(file) {
     return;
   }
   search({ mode: "photo", file });
+}
+
+/** Not with a read-only token, nor where the matcher sees features instead of images. */
+function mayUpload() {
+  return facts.access === "full" && facts.index.can_search_by_image !== false;
 }
 
 function similar(item, options) {
@@ -255,7 +265,8 @@ async function start() {
   const parts = [name(counts.image ?? 0, "photo"), ...(counts.text ? [name(counts.text, "text")] : [])];
   get("facts").textContent = `${parts.join(" and ")}, searched with ${facts.index.matcher}.`;
   get("kinds").hidden = !counts.text;
-  document.querySelector(".pick").hidden = get("file").disabled = facts.index.can_search_by_picture === false;
+  document.querySelector(".pick").hidden = get("file").disabled = !mayUpload();
+  offerLogOut(facts.session);
   await fromAddress();
 }
 

@@ -1,6 +1,6 @@
 // A server with a token: ask for it once, and keep the cookie that stands for it.
 
-import { post } from "./api.js";
+import { ask, post } from "./api.js";
 
 const get = (id) => document.getElementById(id);
 let proceed = () => {};
@@ -11,6 +11,15 @@ export function askToken(then) {
   if (!get("ask").open) get("ask").showModal();
 }
 
+/** The button is shown where a cookie stands for a token. */
+export function offerLogOut(session) {
+  get("log-out").hidden = !session;
+}
+
+get("log-out").addEventListener("click", async () => {
+  await ask("/api/session", { method: "DELETE" });
+  location.assign("/");
+});
 get("ask").addEventListener("cancel", (event) => event.preventDefault()); // nothing works without it
 get("ask-form").addEventListener("submit", async (event) => {
   event.preventDefault();
