@@ -140,6 +140,14 @@ def open_regular(path: Path | str) -> BufferedReader:
         raise QuintetError(f"could not read {path}: {getattr(error, 'strerror', None) or error}") from error
 
 
+def lies_in(path: Path, folder: str) -> bool:
+    """Whether a path, its links followed, lies in a folder, given by its real path."""
+    try:
+        return Path(os.path.realpath(path)).is_relative_to(folder)
+    except ValueError:  # a null byte
+        return False
+
+
 def read_bytes(path: Path | str, limit: int) -> bytes:
     """A whole file of at most `limit` bytes."""
     with open_regular(path) as file:

@@ -16,7 +16,7 @@ from PIL import ExifTags
 from PIL.Image import Exif
 
 from quintet.errors import QuintetError
-from quintet.files import read_bytes
+from quintet.files import lies_in, read_bytes
 from quintet.search.stores import Scalar
 from quintet.search.stores.store import METADATA_BYTES, is_text
 from quintet.search.stores.where import FIELD, LARGEST_INTEGER
@@ -80,11 +80,6 @@ def sidecar(image: Path, top: str) -> tuple[dict[str, Scalar], list[tuple[str, s
         except QuintetError as error:
             refused.append((str(path), f"{error}; the image is indexed without these fields"))
     return {}, refused
-
-
-def lies_in(path: Path, top: str) -> bool:
-    """Whether a path, its links followed, lies in a folder, given by its real path."""
-    return Path(os.path.realpath(path)).is_relative_to(top)
 
 
 def parse_fields(data: bytes) -> dict[str, Scalar]:

@@ -17,9 +17,9 @@ from quintet.data.formats.assembly import Notes, read_lines
 from quintet.data.formats.webdataset import PATTERNS, shard_files
 from quintet.data.images import IMAGE_SUFFIXES
 from quintet.errors import CorpusError, QuintetError
-from quintet.files import atomic_write, read_jsonl
+from quintet.files import atomic_write, lies_in, read_jsonl
 from quintet.search import SearchError
-from quintet.search.fields import file_facts, lies_in, parse_fields, plain_fields, sidecar
+from quintet.search.fields import file_facts, parse_fields, plain_fields, sidecar
 from quintet.search.index_folder import Root, RootKind, path_text, text_path
 from quintet.search.items import Entry
 from quintet.search.kept import Earlier, Unlisted, key

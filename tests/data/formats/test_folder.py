@@ -187,3 +187,24 @@ def test_fractions_that_make_no_sense(tmp_path: Path, fractions: str) -> None:
     source = make_images(tmp_path / "s", "a.png")
     with pytest.raises(CorpusError, match="three shares"):
         import_corpus("folder", source, tmp_path / "out", fractions=fractions)
+
+
+@pytest.mark.parametrize("name", ["../secret.png", "SECRET", "link.png", "linked/secret.png"])
+def test_a_table_does_not_lead_out_of_its_folder(tmp_path: Path, name: str) -> None:
+    """Neither by a path nor by a link; what is left out is named. `images` says where else images may be."""
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    Image.new("RGB", (8, 8)).save(tmp_path / "secret.png")
+    Image.new("RGB", (8, 8)).save(folder / "good.png")
+    (folder / "link.png").symlink_to(tmp_path / "secret.png")
+    (folder / "linked").symlink_to(tmp_path)
+    name = name.replace("SECRET", str(tmp_path / "secret.png"))
+    (folder / "captions.csv").write_text(f"image,caption\n{name},a dog\ngood.png,a cat\n")
+    corpus = import_corpus("folder", folder, tmp_path / "corpus")
+    assert [image.id for image in corpus.images] == ["good.png"]
+    assert any("outside of the table's folder" in note for note in corpus.notes)
+    with pytest.raises(CorpusError, match="outside of"):
+        import_corpus("folder", folder, tmp_path / "strict", strict=True)
+    (folder / "captions.csv").write_text("image,caption\nsecret.png,a dog\n")
+    corpus = import_corpus("folder", folder, tmp_path / "elsewhere", images=tmp_path)
+    assert [image.id for image in corpus.images] == ["secret.png"]

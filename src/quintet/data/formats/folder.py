@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from quintet.data.formats.assembly import (
 )
 from quintet.data.images import IMAGE_SUFFIXES
 from quintet.errors import CorpusError, suggest
-from quintet.files import read_jsonl
+from quintet.files import lies_in, read_jsonl
 
 USUAL = {
     "image": (
@@ -80,7 +81,7 @@ def read(
         entries = _sidecar(folder, notes)
     else:
         asked = {"image": image, "caption": caption, "split": split, "group": group}
-        entries = _from_table(path, asked, delimiter, images)
+        entries = _from_table(path, asked, delimiter, images, notes)
     return assemble(folder.resolve().name, entries, notes, fractions=shares, seed=seed, splits=("train", "dev", "test"))
 
 
@@ -113,7 +114,9 @@ def _sidecar(folder: Path, notes: Notes) -> Iterator[Entry]:
         yield Entry(path.relative_to(folder).as_posix(), captions, None, path)
 
 
-def _from_table(path: Path, asked: dict[str, str | None], delimiter: str | None, images: Path | None) -> list[Entry]:
+def _from_table(
+    path: Path, asked: dict[str, str | None], delimiter: str | None, images: Path | None, notes: Notes
+) -> list[Entry]:
     roots = [images] if images is not None else [path.parent, *(path.parent / name for name in ("images", "pictures"))]
     entries: dict[str, Entry] = {}
     columns: dict[str, list[str]] = {}
@@ -134,7 +137,14 @@ def _from_table(path: Path, asked: dict[str, str | None], delimiter: str | None,
         if (known.split, known.group) != (entry.split, entry.group):
             raise CorpusError(f"{where}: image {id_!r} was in another split or group before")
         known.captions.extend(entry.captions)
-    return list(entries.values())
+    inside = [os.path.realpath(root) for root in roots]
+    kept = []
+    for entry in entries.values():
+        if entry.path is None or any(lies_in(entry.path, root) for root in inside):
+            kept.append(entry)
+        else:
+            notes.skip("images outside of the table's folder (images=FOLDER names another)", str(entry.path))
+    return kept
 
 
 def _columns(asked: dict[str, str | None], present: list[str], path: Path) -> dict[str, list[str]]:
