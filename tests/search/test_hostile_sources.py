@@ -199,6 +199,7 @@ def test_a_bad_member_of_a_shard_is_listed(pixel_vse: Path, pictures: Path, tmp_
 # Parsers, against anything
 
 
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF")
 @settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=60), st.sampled_from([0x0132, 0x8769, 0x9003, 0x0112]))
 def test_any_exif_is_a_date_or_none(data: bytes, tag: int) -> None:

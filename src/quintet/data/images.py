@@ -19,7 +19,7 @@ from quintet.files import open_regular
 
 MAX_PIXELS = 80_000_000  # 320 MB once decoded; photographs of today's cameras have 12 to 60 million
 MAX_SIDE = 200_000  # of width and height: what resizing needs grows with the longer one
-DECODED_AT_ONCE = 120_000_000  # pixels, by all threads of a process (1 GB at the worst); further images wait
+DECODED_AT_ONCE = 120_000_000  # pixels, by all threads of a process: 1 GB, of WebP 1.8; further images wait
 STRIP = 2_000_000  # pixels converted at a time
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".avif")
 

@@ -208,3 +208,18 @@ def test_a_table_does_not_lead_out_of_its_folder(tmp_path: Path, name: str) -> N
     (folder / "captions.csv").write_text("image,caption\nsecret.png,a dog\n")
     corpus = import_corpus("folder", folder, tmp_path / "elsewhere", images=tmp_path)
     assert [image.id for image in corpus.images] == ["secret.png"]
+
+
+def test_links_beside_images_do_not_lead_out_of_their_folder(tmp_path: Path) -> None:
+    folder = make_images(tmp_path / "photos", "good.png", "bad.png")
+    make_images(tmp_path, "secret.png")
+    (tmp_path / "secret.txt").write_text("a secret")
+    (folder / "captions").mkdir()
+    (folder / "captions" / "good").write_text("a dog")
+    (folder / "good.txt").symlink_to("captions/good")
+    (folder / "bad.txt").symlink_to(tmp_path / "secret.txt")
+    (folder / "linked.png").symlink_to(tmp_path / "secret.png")
+    (folder / "linked.txt").write_text("a cat")
+    corpus = import_corpus("folder", folder, tmp_path / "corpus")
+    assert [text.text for text in corpus.texts] == ["a dog"]
+    assert any(note.startswith("skipped 2 images") and "links out" in note for note in corpus.notes)

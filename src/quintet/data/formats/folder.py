@@ -102,10 +102,14 @@ def _table(source: Path, given: Path | None) -> Path | None:
 
 def _sidecar(folder: Path, notes: Notes) -> Iterator[Entry]:
     """Images in a folder and below it; captions one a line in NAME.txt or NAME.jpg.txt."""
+    top = os.path.realpath(folder)
     for path in files_below(folder, notes):
         if path.suffix.lower() not in IMAGE_SUFFIXES or path.name.startswith("."):
             continue
         beside = [text for text in (path.with_suffix(".txt"), path.with_name(f"{path.name}.txt")) if is_file(text)]
+        if not all(lies_in(each, top) for each in (path, *beside[:1])):
+            notes.skip("images that are, or whose caption files are, links out of the folder", path)
+            continue
         try:
             captions = [line for text in beside[:1] for line in read_lines(text) if line]
         except CorpusError as error:
