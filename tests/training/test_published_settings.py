@@ -1,0 +1,118 @@
+"""Every shipped recipe against one table of published settings (`published_settings.yaml`)."""
+
+from __future__ import annotations
+
+import inspect
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quintet.losses import OBJECTIVES
+from quintet.models import MODELS
+from quintet.registry import Registry
+from quintet.training.recipe import expand_recipe, list_recipes, load_recipe, load_yaml, parse_recipe, set_field
+from quintet.training.recipe_models import Recipe
+
+FILE = Path(__file__).parent / "published_settings.yaml"
+TABLE: list[dict[str, Any]] = load_yaml(FILE.read_text(encoding="utf-8"), FILE.name)
+PUBLISHED = ("-f30k", "-coco", "-cuhk")  # corpora of the papers
+
+
+def settings_of(recipe: Recipe) -> dict[str, Any]:
+    """Path -> value: all that a recipe says, and the defaults of its matcher and losses."""
+    content = recipe.model_dump(mode="json", by_alias=True)
+    content["matcher"] = defaults(MODELS, recipe.matcher.name) | content["matcher"]
+    found = flat({key: content[key] for key in ("seed", "data", "matcher")})
+    found["stages"] = " ".join(stage["name"] for stage in content["stages"])
+    for stage in content["stages"]:
+        name = stage.pop("name")
+        found[f"stages.{name}.losses"] = " ".join(sorted(stage["loss"]))
+        stage["loss"] = {loss: defaults(OBJECTIVES, loss) | given for loss, given in stage["loss"].items()}
+        found |= flat(stage, f"stages.{name}.")
+    return found
+
+
+def defaults(registry: Registry, name: str) -> dict[str, Any]:
+    parameters = registry.parameters(name).items()
+    return {key: given.default for key, given in parameters if given.default is not inspect.Parameter.empty}
+
+
+def flat(value: dict[str, Any], path: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, inner in value.items():
+        nested = isinstance(inner, dict) and inner
+        found |= flat(inner, f"{path}{key}.") if nested else {f"{path}{key}": inner}
+    return found
+
+
+def expected_of(name: str, actual: dict[str, Any]) -> dict[str, tuple[Any, str]]:
+    """Path -> value and place: what the table says of a recipe."""
+    found: dict[str, tuple[Any, str]] = {}
+    for entry in TABLE:
+        if any(fnmatchcase(name, pattern) for pattern in entry["recipes"]):
+            for path, value in entry["settings"].items():
+                for key in expanded(path, actual):
+                    found[key] = (value, entry["place"])
+    mined = {path.rpartition(".")[0] for path in found if ".negatives." in path}  # `negatives: null` is for the others
+    return {path: value for path, value in found.items() if path not in mined}
+
+
+def expanded(path: str, actual: dict[str, Any]) -> list[str]:
+    """A path for every stage that it is about; losses that a stage has not are left out."""
+    if not path.startswith("stages."):
+        return [path]
+    _, stage, rest = path.split(".", 2)
+    stages = actual["stages"].split() if stage == "*" else [stage]
+    has = {name: actual.get(f"stages.{name}.losses", "").split() for name in stages}
+    in_loss = rest.split(".")[1] if rest.startswith("loss.") else None
+    return [f"stages.{name}.{rest}" for name in stages if has[name] and (in_loss is None or in_loss in has[name])]
+
+
+def disagreements(name: str, recipe: Recipe) -> list[str]:
+    actual = settings_of(recipe)
+    expected = expected_of(name, actual)
+    wrong = [
+        f"{path} is {actual.get(path)!r}, and {place} has {value!r}"
+        for path, (value, place) in expected.items()
+        if path not in actual or actual[path] != value
+    ]
+    if name.endswith(PUBLISHED):
+        wrong += [f"{path} ({value!r}) is not in the table" for path, value in actual.items() if path not in expected]
+    return wrong
+
+
+@pytest.mark.parametrize("name", list_recipes())
+def test_a_recipe_has_the_published_settings(name: str) -> None:
+    assert disagreements(name, load_recipe(name)) == []
+
+
+def test_every_entry_has_its_place_and_is_about_a_recipe() -> None:
+    for entry in TABLE:
+        assert entry["place"].strip()
+        for pattern in entry["recipes"]:
+            assert any(fnmatchcase(name, pattern) for name in list_recipes()), pattern
+    untouched = [name for name in list_recipes() if not expected_of(name, settings_of(load_recipe(name)))]
+    assert untouched == ["heads-flickr8k"], "of none of the papers"
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "value"),
+    [
+        ("dual-path-f30k", "stages.*.optimizer.lr", 7.0),
+        ("dual-path-f30k", "stages.instance.freeze", []),
+        ("dual-path-coco", "stages.*.reduction", "sum"),
+        ("hrem-fusion-bert-f30k", "stages.online.loss.relation.mechanism", "standalone"),
+        ("aoq-bfan-f30k", "stages.offline.loss.quintuplet.alpha", 3),
+        ("aoq-scan-scenes", "stages.offline.loss.quintuplet.beta", 15),
+        ("aoq-vsrn-coco", "stages.offline.negatives.top_images", 300),
+        ("scan-i2t-lse-coco", "matcher.lambda_lse", 6),
+        ("mmca-f30k", "stages.online.loss.triplet.warmup_epochs", 1),
+        ("hrem-standalone-scenes", "stages.online.loss.relation.mechanism", "fusion"),
+    ],
+)
+def test_a_changed_setting_is_noticed(name: str, path: str, value: Any) -> None:
+    content = expand_recipe(name)
+    set_field(content, path, value)
+    assert disagreements(name, parse_recipe(content))
