@@ -16,6 +16,7 @@ from benchmarks.grids.rows import Row
 from quintet.files import read_json
 
 RESAMPLES = 2_000
+NOT_SCORED = "not scored"
 # 97.5 % of Student's t by degrees of freedom; between entries the next smaller one, which is conservative
 STUDENT = {
     1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262, 10: 2.228,
@@ -40,6 +41,15 @@ class Result:
     @property
     def rsum(self) -> float:
         return float(self.content["metrics"]["rsum"])
+
+    @property
+    def key(self) -> str:
+        return f"{self.name}-seed{self.seed}"
+
+    @property
+    def collapsed(self) -> bool:
+        """Whether training warned that all scores were equal: such a run says nothing of its loss."""
+        return any("collapsed" in note for note in self.content.get("notes", ()))
 
     @cached_property
     def shares(self) -> np.ndarray:
@@ -105,6 +115,7 @@ class Comparison:
     """Pairs of results of one seed each: better minus worse."""
 
     pairs: tuple[tuple[Result, Result], ...]
+    collapsed: tuple[str, ...] = ()  # runs whose pairs are left out
 
     @cached_property
     def differences(self) -> list[float]:
@@ -125,7 +136,7 @@ class Comparison:
     @property
     def verdict(self) -> str:
         if not self.pairs:
-            return "not measured"
+            return NOT_SCORED if self.collapsed else "not measured"
         if self.seeds is None:
             return "inconclusive (one seed)"
         if min(self.seeds[0], self.queries[0]) > 0:
@@ -163,12 +174,19 @@ def pairs_of_grid(rows: Sequence[Row], pairs: Sequence[tuple[str, str]]) -> list
 
 
 def compare(results: Results, pairs: Sequence[tuple[str, str]]) -> Comparison:
-    """All seeds in which both sides of a pair were measured."""
-    found = []
+    """All seeds in which both sides of a pair were measured, but those in which one of them collapsed."""
+    collapsed = {one.key for seeds in results.values() for one in seeds.values() if one.collapsed}
+    found: list[tuple[Result, Result]] = []
+    left_out: dict[str, None] = {}
     for better, worse in pairs:
         one, other = results.get(better, {}), results.get(worse, {})
-        found += [(one[seed], other[seed]) for seed in sorted(set(one) & set(other))]
-    return Comparison(tuple(found))
+        for seed in sorted(set(one) & set(other)):
+            runs = [key for side in (one[seed], other[seed]) for key in (side.key, *side.content.get("members", ()))]
+            bad = collapsed.intersection(runs)
+            left_out |= dict.fromkeys(key for key in runs if key in bad)
+            if not bad:
+                found.append((one[seed], other[seed]))
+    return Comparison(tuple(found), tuple(left_out))
 
 
 def interval_text(edges: Interval | None, form: str = "{:+.1f}") -> str:

@@ -14,7 +14,15 @@ from benchmarks.grids.catalogue import grid_rows
 from benchmarks.grids.rows import Row
 from benchmarks.pages.plain_table import table
 from benchmarks.pages.results_claims import CLAIMS, PAPER_TABLES, Claim
-from benchmarks.pages.results_compare import Results, compare, pairs_of_grid, read_results, relabelled
+from benchmarks.pages.results_compare import (
+    NOT_SCORED,
+    Comparison,
+    Results,
+    compare,
+    pairs_of_grid,
+    read_results,
+    relabelled,
+)
 from benchmarks.pages.results_earlier import earlier_text
 from benchmarks.pages.results_tables import is_judged, mean_rsum, of_kind, paper_table_text, results_text
 from quintet.files import write_text
@@ -91,8 +99,15 @@ Each claim is an ordering. Differences in rsum are taken seed by seed, better mi
 0* counts the pairs of runs that agree with the paper. There are two 95 % intervals: *over seeds* (Student's t over the
 means of the seeds) and *over queries* (paired bootstrap over test groups). **Confirmed**: both are above 0. **Not
 confirmed**: both are below 0, so the opposite was measured. Everything else is **inconclusive**: the difference is
-small, or the few seeds vary too much to be sure of its sign.
+small, or the few seeds vary too much to be sure of its sign. **Not scored**: this setting cannot show the claim, and
+its section says why; or all runs of a side collapsed in training. A pair with a run that collapsed counts nowhere.
 """
+
+
+def scored(claim: Claim, grid: str, found: Comparison) -> tuple[str, ...]:
+    """The cells of a comparison; there is no verdict where the grid cannot show the claim."""
+    *numbers, verdict = found.cells()
+    return (*numbers, NOT_SCORED if found.pairs and grid in claim.not_shown else verdict)
 
 
 def claim_text(claim: Claim, grid: str, rows: Sequence[Row], results: Results) -> str:
@@ -100,19 +115,25 @@ def claim_text(claim: Claim, grid: str, rows: Sequence[Row], results: Results) -
     pairs = pairs_of_grid(rows, claim.pairs)
     found = {pair: compare(results, [pair]) for pair in pairs}
     lines = [
-        (f"{better} > {worse} ({one.pairs[0][0].content['tower']})", *one.cells())
+        (f"{better} > {worse} ({one.pairs[0][0].content['tower']})", *scored(claim, grid, one))
         for (better, worse), one in found.items()
         if one.pairs
     ]
     whole = compare(results, pairs)
-    parts = [f"### {claim.title}: {whole.verdict}\n", f"{claim.source}.\n"]
+    *_, verdict = scored(claim, grid, whole)
+    parts = [f"### {claim.title}: {verdict}\n", f"{claim.source}.\n"]
+    if grid in claim.not_shown and whole.pairs:
+        parts.append(f"Not scored: {claim.not_shown[grid]}\n")
     if lines:
-        together = ("**together**", *whole.cells())
+        together = ("**together**", *scored(claim, grid, whole))
         parts.append(table(columns, [*lines, *([together] if len(lines) > 1 else [])]) + "\n")
     notes = [note for note in (claim.note, claim.grid_notes.get(grid)) if note]
     if notes:
         parts.append(" ".join(notes) + "\n")
-    missing = [f"{better} > {worse}" for (better, worse), one in found.items() if not one.pairs]
+    if whole.collapsed:
+        runs = ", ".join(f"`{run}`" for run in whole.collapsed)
+        parts.append(f"Left out, because training warned of a collapse: {runs}.\n")
+    missing = [f"{better} > {worse}" for (better, worse), one in found.items() if not one.pairs and not one.collapsed]
     if missing and lines:
         parts.append(f"Not measured: {', '.join(missing)}.\n")
     return "\n".join(parts)
@@ -178,7 +199,7 @@ def page(grid: str, results: Results) -> str:
     claims = [claim for claim in CLAIMS if pairs_of_grid(rows, claim.pairs)]
     verdicts = []
     for claim in claims:
-        mean, above, *_, verdict = compare(results, pairs_of_grid(rows, claim.pairs)).cells()
+        mean, above, *_, verdict = scored(claim, grid, compare(results, pairs_of_grid(rows, claim.pairs)))
         verdicts.append((claim.title, mean, above, verdict))
     readings = PAGES[grid].readings
     papers = "".join(paper_table_text(paper, rows, results) for paper in PAPER_TABLES)

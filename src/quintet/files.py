@@ -195,7 +195,7 @@ def check_shape(value: Any, shape: type[T], where: str) -> T:
 
     try:
         # As JSON: strict Python input would have to be a dataclass already.
-        checked: T = _validator(shape).validate_json(json.dumps(value), strict=True)  # type: ignore[arg-type]  # type: ignore[arg-type]  # type: ignore[arg-type]
+        checked: T = _validator(shape).validate_json(json.dumps(value), strict=True)  # type: ignore[arg-type]
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         field = ".".join(map(str, first["loc"]))

@@ -115,6 +115,38 @@ def test_warnings_of_training_stand_on_the_page(pages: Any, tmp_path: Path) -> N
     assert "- `vsrn-online-seed0`, `vsrn-online-seed1`: the scores have collapsed" in written(pages, folder)
 
 
+def test_a_run_that_collapsed_counts_in_no_verdict(pages: Any, comparisons: Any, tmp_path: Path) -> None:
+    lost = {"notes": ["all scores are equal, the matcher has collapsed. Try a smaller batch"]}
+    worse, better = three("scan-t2i-off-tri", 0.7), three("scan-t2i-off-quin", 0.2)
+    folder = write(tmp_path / "all", *worse, *(one | lost for one in better))
+    found = comparisons.compare(comparisons.read_results(folder), [("scan-t2i-off-quin", "scan-t2i-off-tri")])
+    assert (found.pairs, found.verdict) == ((), "not scored")
+    text = section(written(pages, folder), "### OffQuin beats OffTri: not scored")
+    assert "collapse: `scan-t2i-off-quin-seed0`, `scan-t2i-off-quin-seed1`, `scan-t2i-off-quin-seed2`." in text
+    assert "scan-t2i-off-quin > scan-t2i-off-tri" not in text
+
+    folder = write(tmp_path / "one", *worse, better[0] | lost, *three("scan-t2i-off-quin", 0.9)[1:])
+    found = comparisons.compare(comparisons.read_results(folder), [("scan-t2i-off-quin", "scan-t2i-off-tri")])
+    assert [one.seed for one, _ in found.pairs] == [1, 2]
+    assert min(found.differences) > 0, "the collapsed run would be below"
+
+    team = [one | {"members": [f"scan-t2i-off-quin-seed{one['seed']}"]} for one in three("scan-ensemble-off-quin", 0.9)]
+    folder = write(tmp_path / "team", *worse, better[0] | lost, *better[1:], *team)
+    found = comparisons.compare(comparisons.read_results(folder), [("scan-ensemble-off-quin", "scan-t2i-off-tri")])
+    assert [one.seed for one, _ in found.pairs] == [1, 2], "nor an ensemble with such a member"
+
+
+def test_a_claim_that_the_setting_cannot_show_is_not_scored(pages: Any, tmp_path: Path) -> None:
+    folder = write(tmp_path / "r", *three("dual-path-instance-2", 0.8), *three("dual-path-instance-1", 0.4))
+    for grid, why in (("small", "The image CNN is fixed in both stages"), ("scenes", "no pretrained image CNN")):
+        text = written(pages, folder, grid)
+        found = section(text, "### Stage II beats stage I (instance loss): not scored")
+        assert f"Not scored: {why}" in " ".join(found.split()).replace("There is no", "no")
+        assert "confirmed" not in found
+        (row,) = (line for line in text.splitlines() if line.startswith("| Stage II beats stage I (instance loss) |"))
+        assert row.endswith("| 3 of 3 | not scored |")
+
+
 def test_earlier_figures_stand_beside_ours(script: Any, tmp_path: Path) -> None:
     module, results = script("results_earlier"), script("results_compare").read_results
     found = results(write(tmp_path / "r", content("heads", 0, 0.5)))
@@ -222,7 +254,7 @@ def test_claims_and_papers_tables_are_about_rows_of_the_grids(script: Any) -> No
     known = {name for one in grid.GRIDS for names in series_names(grid.grid_rows(one)).values() for name in names}
     named = {name for claim in claims.CLAIMS for pair in claim.pairs for name in pair}
     assert named | {name for paper in claims.PAPER_TABLES for name in paper.rows} <= known
-    assert {key for claim in claims.CLAIMS for key in claim.grid_notes} <= set(grid.GRIDS)
+    assert {key for claim in claims.CLAIMS for key in (*claim.grid_notes, *claim.not_shown)} <= set(grid.GRIDS)
 
 
 @pytest.mark.parametrize("name", ["rows", "results_compare", "results_tables"])
