@@ -17,6 +17,7 @@ from quintet.errors import QuintetError, RunError
 from quintet.evaluation import load_ranks, retrieval_metrics
 from quintet.files import read_json, write_json
 from quintet.runs.checkpoint import write_run
+from quintet.runs.run_folder import write_checksums
 
 
 @pytest.fixture
@@ -129,6 +130,7 @@ def test_moved_files_change_nothing(change: str, runs: list[Path], tmp_path: Pat
     elsewhere = make_corpus(tmp_path / "elsewhere")
     manifest = elsewhere / "features" / "toy" / "manifest.json"
     write_json(runs[0] / "images.json", {"kind": "features", "name": "toy", "tower": kept})
+    write_checksums(runs[0])
     write_json(manifest, read_json(manifest) | {"tower": moved})
     assert FeatureStore(manifest.parent).manifest["tower"] == moved
     assert quintet.evaluate(runs[0], elsewhere, bootstrap=0).rsum > 0
