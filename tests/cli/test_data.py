@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -133,3 +134,32 @@ def test_help(command: str) -> None:
     result = quintet_data(command, "--help")
     assert result.exit_code == 0
     assert len(result.output) > 200
+
+
+def test_a_contact_sheet_replaces_a_file_only_when_asked(source: Path, tmp_path: Path) -> None:
+    quintet_data("import", "folder", source, tmp_path / "out")
+    sheet = tmp_path / "holiday.jpg"
+    sheet.write_bytes(b"mine")
+    result = quintet_data("inspect", tmp_path / "out", "--contact-sheet", sheet)
+    assert isinstance(result.exception, CorpusError)
+    assert sheet.read_bytes() == b"mine"
+    result = quintet_data("inspect", tmp_path / "out", "--contact-sheet", sheet, "--overwrite")
+    assert result.exit_code == 0
+    assert sheet.read_bytes() != b"mine"
+
+
+def test_check_finds_a_flipped_bit_in_features(tiny_corpus: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_corpus, tmp_path / "copy")
+    result = quintet_data("check", folder)
+    assert result.exit_code == 0
+    assert "features/toy: whole" in result.output
+    path = folder / "features" / "toy" / "features.npy"
+    data = bytearray(path.read_bytes())
+    data[-2] ^= 1
+    path.write_bytes(data)
+    result = quintet_data("check", folder, "--json")
+    assert result.exit_code == 1
+    assert "damaged" in json.loads(result.stdout)["features/toy"]
+    (folder / "texts.jsonl").write_text((folder / "texts.jsonl").read_text().replace(" red", " sad", 1))
+    result = quintet_data("check", folder)
+    assert "texts.jsonl is damaged" in str(result.exception)

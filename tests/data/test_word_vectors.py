@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import contextlib
 import gzip
+import os
 import struct
 import tracemalloc
 from pathlib import Path
@@ -157,3 +159,43 @@ def test_words_that_a_file_has(tmp_path: Path) -> None:
     (tmp_path / "v.txt").write_text("dog 1 2\nowl 3 4\n", encoding="utf-8")
     vocabulary = WordVocabulary([*SPECIAL_TOKENS, "cat", "dog"])
     assert words_with_vectors(tmp_path / "v.txt", vocabulary) == {"dog"}
+
+
+BOMBS = {
+    "dim": b"3 1000000000\na 1.0",
+    "zeros": b"\0" * 10**8,
+    "one line": b"a" + b" 1" * 10**7,
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_small_file_never_takes_much_memory(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "bomb.gz"
+    with gzip.open(path, "wb", compresslevel=1) as file:
+        file.write(BOMBS[name])
+    tracemalloc.start()
+    try:
+        with pytest.raises(QuintetError, match="bomb"):
+            read_word_vectors(path, ["a", "b"])
+        assert tracemalloc.get_traced_memory()[1] < 2**25
+    finally:
+        tracemalloc.stop()
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_mutated_files_are_refused_or_read(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    text = b"2 3\na 1.0 2.0 3.0\nb 4.0 5.0 6.0\n"
+    content = bytearray(data.draw(st.sampled_from([text, text[4:], gzip.compress(text)])))
+    for _ in range(data.draw(st.integers(1, 4))):
+        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    path = tmp_path_factory.mktemp("vectors") / "vectors"
+    path.write_bytes(content[: data.draw(st.integers(1, len(content)))])
+    with contextlib.suppress(QuintetError):
+        read_word_vectors(path, ["a", "b"])
+
+
+def test_a_pipe_is_no_file_of_word_vectors(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(QuintetError, match="not a file"):
+        read_word_vectors(tmp_path / "pipe", ["a"])

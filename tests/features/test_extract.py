@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -315,3 +316,49 @@ def test_bad_requests(corpus: Corpus, weights: Path) -> None:
     bare = Corpus("bare", [Image("i", "g")], [Text("t", "g", "x")], {}, root=corpus.root)
     with pytest.raises(CorpusError, match="no image files"):
         extract(bare, weights)
+
+
+def test_a_damaged_line_of_the_journal_is_done_again(corpus: Corpus, weights: Path) -> None:
+    with pytest.raises(Killed):
+        extract(corpus, weights, progress=killer(6))
+    journal = corpus.root / "features/.f.partial/journal.jsonl"
+    lines = journal.read_bytes().splitlines(keepends=True)
+    lines[-1] = lines[-1].replace(b'"stop": 6', b'"stop": 8')  # would leave two images out
+    journal.write_bytes(b"".join(lines))
+    report = extract(corpus, weights)
+    assert report.resumed == 4
+    assert read(report.folder) == read(extract(corpus, weights, "whole").folder)
+
+
+def test_left_overs_of_a_killed_extraction_are_removed(corpus: Corpus, weights: Path) -> None:
+    with pytest.raises(Killed):
+        extract(corpus, weights, progress=killer(4))
+    (corpus.root / "features/.f.partial/.settings.json.abcdefgh.partial").write_text("half")
+    report = extract(corpus, weights)
+    assert sorted(path.name for path in report.folder.parent.iterdir()) == ["f"]
+    assert not [path for path in report.folder.iterdir() if path.name.startswith(".")]
+
+
+@pytest.mark.parametrize("limit", [100, 2000, 5000])
+def test_a_limit_of_file_sizes_is_an_error_and_the_next_try_goes_on(corpus: Corpus, weights: Path, limit: int) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    try:
+        with pytest.raises(QuintetError, match="could not write"):
+            extract(corpus, weights)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert extract(corpus, weights).written == COUNT
+
+
+@pytest.mark.parametrize("content", ["null", "{}", "[1]", "[" * 5000, '{"tower": 3, "dtype": 1, "pictures": []}'])
+@pytest.mark.parametrize("name", [".f.partial/settings.json", "f/settings.json", "f/skipped.json"])
+def test_hostile_settings_are_an_error(corpus: Corpus, weights: Path, name: str, content: str) -> None:
+    if name.startswith("."):
+        with pytest.raises(Killed):
+            extract(corpus, weights, progress=killer(4))
+    else:
+        extract(corpus, weights)
+    (corpus.root / "features" / name).write_text(content)
+    with pytest.raises(QuintetError, match="json"):
+        extract(corpus, weights)

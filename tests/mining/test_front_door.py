@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -91,3 +92,56 @@ def test_a_killed_run_goes_on(trained: Path, tiny_corpus: Path, tmp_path: Path) 
     assert len(list(tmp_path.glob(".lists.mining-*"))) == 1
     quintet.mine(trained, tiny_corpus, **options)
     assert not list(tmp_path.glob(".lists.mining-*"))
+
+
+def test_lists_do_not_depend_on_the_batch_size(
+    trained: Path, tiny_corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Codes of batches of other sizes differ in their last bits: here they do for certain."""
+    run, corpus = quintet.load(trained, device="cpu"), Corpus.open(tiny_corpus)
+    real = type(run.matcher).encode_texts
+
+    def encode(self: Any, texts: Any) -> Any:
+        codes = real(self, texts)
+        return replace(codes, embedding=codes.embedding + 1e-7 * len(texts))
+
+    monkeypatch.setattr(type(run.matcher), "encode_texts", encode)
+    one, few, many = (quintet.mine(run, corpus, split="dev", top_texts=5, batch_size=size) for size in (1, 3, 128))
+    for name in ("texts", "text_scores", "images", "image_scores"):
+        assert np.array_equal(getattr(one, name), getattr(few, name))
+        assert np.array_equal(getattr(one, name), getattr(many, name))
+
+
+def test_a_second_mining_into_a_folder_is_refused(trained: Path, tiny_corpus: Path, tmp_path: Path) -> None:
+    run, out = quintet.load(trained, device="cpu"), tmp_path / "lists"
+
+    def second(done: int, total: int) -> None:
+        for tops in (5, 300):  # the same mining and another one
+            with pytest.raises(QuintetError, match="another process"):
+                quintet.mine(run, tiny_corpus, out=out, top_texts=tops)
+
+    first = quintet.mine(run, tiny_corpus, out=out, progress=second)
+    assert np.array_equal(NegativeLists.open(out).texts, first.texts)
+    assert not (out / "lock").exists()
+
+
+def test_damaged_lists_are_mined_again_and_left_overs_are_removed(
+    trained: Path, tiny_corpus: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "lists"
+    run = quintet.load(trained, device="cpu")
+    first = np.array(quintet.mine(run, tiny_corpus, out=out, top_texts=5).texts)
+    scores = bytearray((out / "image_scores.npy").read_bytes())
+    scores[-1] ^= 1
+    (out / "image_scores.npy").write_bytes(scores)
+    with pytest.raises(QuintetError, match="damaged"):
+        NegativeLists.open(out)
+    (out / ".text_scores.npy.abcdefgh.partial").write_bytes(b"half")
+    again = quintet.mine(run, tiny_corpus, out=out, top_texts=5)
+    assert np.array_equal(again.texts, first)
+    assert not list(out.glob(".*"))
+    journal = tmp_path / ".lists.mining-0123456789ab"  # killed after the lists were written
+    journal.mkdir()
+    (journal / "journal.json").write_text("{}")
+    quintet.mine(run, tiny_corpus, out=out, top_texts=5)
+    assert not journal.exists()

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from quintet.errors import QuintetError
 from quintet.mining.journal import Journal
@@ -36,3 +38,31 @@ def test_a_damaged_stripe_is_named(tmp_path: Path) -> None:
     with pytest.raises(QuintetError, match=path.name):
         journal.read(0, 2)
     assert journal.kept("nothing") is None
+
+
+@settings(max_examples=80, deadline=None)
+@given(data=st.data())
+def test_a_changed_byte_is_an_error_or_changes_nothing(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    folder = tmp_path_factory.mktemp("journal")
+    journal = Journal(folder, {})
+    arrays = {"rows": np.arange(6), "scores": np.linspace(0, 1, 4)}
+    journal.write(slice(0, 2), arrays)
+    (path,) = folder.glob("*.npz")
+    content = bytearray(path.read_bytes())
+    content[data.draw(st.integers(0, len(content) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    path.write_bytes(content)
+    try:
+        found = journal.read(0, 2)
+    except QuintetError:
+        return
+    for name in arrays.keys() & found.keys():
+        assert np.array_equal(found[name], arrays[name])
+
+
+@pytest.mark.parametrize("content", ["null", "[]", "{}", "[" * 5000, '{"format": 1, "version": 3, "settings": {}}'])
+def test_a_hostile_head_is_an_error(tmp_path: Path, content: str) -> None:
+    (tmp_path / "journal.json").write_text(content)
+    with pytest.raises(QuintetError, match=r"journal\.json"):
+        Journal(tmp_path, {})

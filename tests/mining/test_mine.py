@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from quintet.codes import Codes
 from quintet.data.negatives import NegativeLists
 from quintet.errors import QuintetError
 from quintet.mining.mine import mine_codes, summarise
+from quintet.scores.cross_attention import scan_scores
 
 TILE = (4, 8)
 LEAST = 64 * TILE[0] * TILE[1]  # working memory for one tile
@@ -282,3 +284,45 @@ def test_a_score_that_is_not_a_number_is_refused(case: Any, dots: Any, precision
     broken = it.images.map(lambda tensor: torch.where(torch.arange(len(tensor))[:, None] == 2, torch.nan, tensor))
     with pytest.raises(QuintetError, match="NaN"):
         mine_codes(dots, broken, it.texts, it.split, precision=precision, tile=TILE)
+
+
+class Scan:
+    """SCAN's scores of random floats: products of other shapes round differently."""
+
+    image_input = "fragments"
+
+    def score(self, image_codes: Codes, text_codes: Codes) -> torch.Tensor:
+        return scan_scores(image_codes, text_codes)
+
+
+@settings(max_examples=15, deadline=None)
+@given(groups=st.integers(3, 10), seed=st.integers(0, 10_000), data=st.data())
+def test_near_ties_of_any_matcher_are_ordered_the_same_whatever_the_blocks(
+    case: Any, new_dots: Any, groups: int, seed: int, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Every code is one of three and a rounding error, so that nearly all scores are near-ties."""
+    it, rng = case(groups, seed), torch.Generator().manual_seed(seed)
+    kinds = torch.randn(3, 5, 24, generator=rng)
+    noise = [torch.randn(len(rows), 5, 24, generator=rng) * 1e-7 for rows in (it.split.images, it.split.texts)]
+    fragments = [kinds[torch.arange(len(part)) % 3] + part for part in noise]
+    codes = [Codes(embedding=part[:, 0]) for part in fragments]
+    matcher: Any = new_dots()
+    if data.draw(st.booleans()):
+        codes, matcher = [Codes(fragments=part) for part in fragments], Scan()
+
+    def mined(**options: Any) -> NegativeLists:
+        return mine_codes(matcher, *codes, it.split, tile=TILE, top_texts=6, top_images=4, **options)
+
+    whole = mined()
+    precision = data.draw(st.sampled_from(["float32", "auto"]))
+    assert same(whole, mined(memory=data.draw(st.sampled_from([LEAST, 3 * LEAST, 20 * LEAST])), precision=precision))
+    journal = tmp_path_factory.mktemp("journal") / "j"
+    stop_after = data.draw(st.integers(1, 60))
+
+    def stop(done: int, total: int) -> None:
+        if done >= stop_after:
+            raise KeyboardInterrupt
+
+    with suppress(KeyboardInterrupt):
+        mined(journal=journal, memory=LEAST, progress=stop)
+    assert same(whole, mined(journal=journal, memory=data.draw(st.sampled_from([LEAST, 2**24]))))

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from quintet.data.corpus import Corpus
 from quintet.runs.checkpoint import load_tensors
 from quintet.training import loop
 from quintet.training.graphs import StepGraphs
@@ -64,11 +65,9 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def texts_of_two_lengths(tiny_recipe: dict[str, Any], tmp_path: Path, make_corpus: Callable[..., Path]) -> None:
     """So that batches have several shapes: two lengths, and fewer pairs in the last."""
     corpus = make_corpus(tmp_path / "corpus")
-    file = corpus / "texts.jsonl"
-    lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-    for line in lines[::7]:
-        line["text"] += " and more of it"
-    file.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    opened = Corpus.open(corpus)
+    opened.texts[::7] = [replace(text, text=f"{text.text} and more of it") for text in opened.texts[::7]]
+    opened.save(corpus)
     tiny_recipe["data"]["corpus"] = str(corpus)
     tiny_recipe["stages"][0]["batches"] = {"size": 5}
 

@@ -117,6 +117,7 @@ def inspect_command(
         typer.Option("--contact-sheet", metavar="FILE", help="Write images and their captions as a .jpg or .png."),
     ] = None,
     count: Annotated[int, typer.Option(metavar="N", min=1, help="Images on the contact sheet.")] = 24,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing contact sheet.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Count and measure a corpus: splits, captions, words, features."""
@@ -139,9 +140,37 @@ def inspect_command(
     else:
         _print_facts(Console(), facts)
     if sheet is not None:
-        contact_sheet(opened, sheet, count, split)
+        contact_sheet(opened, sheet, count, split, overwrite)
         Console(stderr=True).print(f"contact sheet: {escape(str(sheet))}")
     if facts.get("image_files", {}).get("unreadable"):
+        raise typer.Exit(1)
+
+
+@data_app.command("check", cls=Command)
+def check_command(
+    corpus: Annotated[Path, typer.Argument(metavar="CORPUS", help="Corpus folder.")], as_json: JsonOption = False
+) -> None:
+    """Compare a corpus, its features and its kept word features with their checksums (exit status 1 if one is damaged).
+
+    Features must hold no NaN or infinity. Every array is read whole. `quintet data inspect --check-images` reads the
+    images.
+    """
+    from quintet.data.corpus import Corpus
+
+    opened = Corpus.open(corpus)
+
+    from quintet.data.overview import check_files
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("reading features", total=None)
+        found = check_files(opened, lambda done, total: bar.update(task, completed=done, total=total))
+    if as_json:
+        print_json({"tables": None} | found, indent=2)
+    else:
+        console = Console()
+        for name, error in {"tables": None, **found}.items():
+            console.print(f"{escape(name)}: {escape(error or 'whole')}", highlight=False, soft_wrap=True)
+    if any(found.values()):
         raise typer.Exit(1)
 
 

@@ -1,8 +1,11 @@
-"""What is in a corpus: `describe` counts and checks, `contact_sheet` draws images with their captions."""
+"""What is in a corpus: `describe` counts, `check_files` compares features with their checksums, `contact_sheet` draws
+images with their captions.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -13,11 +16,11 @@ from PIL import Image as PILImage
 from PIL import ImageDraw, ImageFont
 
 from quintet.data.corpus import Corpus, Image, Split
-from quintet.data.feature_store import FeatureStore
+from quintet.data.feature_store import HEADER, FeatureStore, WordFeatures
 from quintet.data.images import open_image, thumbnail
 from quintet.data.vocabulary import split_words
-from quintet.errors import CorpusError, ImageError
-from quintet.files import atomic_write
+from quintet.errors import CorpusError, ImageError, QuintetError
+from quintet.files import atomic_write, user_path
 
 QUANTILES = {"min": 0.0, "5%": 0.05, "median": 0.5, "95%": 0.95, "max": 1.0}
 EXAMPLES = 5
@@ -108,7 +111,7 @@ def _features(corpus: Corpus) -> dict[str, Any]:
     for manifest in sorted((corpus.root / "features").glob("*/manifest.json")):
         try:
             store = FeatureStore(manifest.parent)
-        except CorpusError as error:
+        except QuintetError as error:
             facts[manifest.parent.name] = {"error": str(error)}
             continue
         missing = sum(image.id not in store for image in corpus.images)
@@ -144,14 +147,39 @@ def _digest(path: Path) -> bytes:
         return hashlib.file_digest(file, "sha256").digest()
 
 
-def contact_sheet(corpus: Corpus, path: Path | str, count: int = 24, split: str | None = None) -> None:
+def check_files(corpus: Corpus, progress: Callable[[int, int], None] | None = None) -> dict[str, str | None]:
+    """What is wrong with each folder of features and of kept word features, or None: arrays are read whole.
+
+    They are compared with their checksums, and no value may be NaN or infinite. The tables were compared when the
+    corpus was opened. `progress` is called with the images of one folder that are done, and all of them.
+    """
+    found: dict[str, str | None] = {}
+    for manifest in sorted(path for kind in ("features", "texts") for path in corpus.root.glob(f"{kind}/*/{HEADER}")):
+        folder = manifest.parent
+        name = folder.relative_to(corpus.root).as_posix()
+        try:
+            if folder.parent.name == "features":
+                FeatureStore(folder).check(progress)
+            else:
+                WordFeatures(folder).check()
+            found[name] = None
+        except QuintetError as error:
+            found[name] = str(error)
+    return found
+
+
+def contact_sheet(
+    corpus: Corpus, path: Path | str, count: int = 24, split: str | None = None, overwrite: bool = True
+) -> None:
     """Draw `count` images, spread evenly over the corpus (or a split), into a JPEG or PNG file.
 
-    An image that cannot be read is a grey box with the reason.
+    An image that cannot be read is a grey box with the reason. Without `overwrite` a file at `path` is kept.
     """
-    path = Path(path)
+    path = user_path(path)
     if path.suffix.lower() not in FORMATS:
         raise CorpusError(f"{path}: a contact sheet is a .jpg or .png file")
+    if os.path.lexists(path) and not overwrite:
+        raise CorpusError(f"{path} exists; choose another file, or allow overwriting it")
     images = corpus.images if split is None else corpus.split(split).images
     captions = {text.image or text.group: text.text for text in reversed(corpus.texts)}  # the first one wins
     count = min(count, len(images))

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from quintet.errors import QuintetError, RunError
-from quintet.files import read_json
+from quintet.files import check_shape, read_json
 
 _SAME = str.maketrans(
     {  # typographic quotes, single then double; zero-width space and byte order mark
@@ -271,11 +271,11 @@ class WordVocabulary:
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> WordVocabulary:
-        words = state.get("words")
-        if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-            raise RunError("a saved word vocabulary needs 'words', a list of strings; the file is damaged")
-        flags = bool(state.get("drop_unknown", False)), bool(state.get("case", False))
-        return cls(words, bool(state.get("marks", True)), state.get("longest"), *flags)
+        try:
+            saved = check_shape(state, _State, "a saved word vocabulary")
+            return cls(saved.words, saved.marks, saved.longest, saved.drop_unknown, saved.case)
+        except (QuintetError, ValueError) as error:
+            raise RunError(f"{error}; the file is damaged") from None
 
     @classmethod
     def load_scan_json(
@@ -290,14 +290,15 @@ class WordVocabulary:
         saved = read_json(path)
         if not isinstance(saved, dict) or any(key not in saved for key in SCAN_KEYS):
             raise QuintetError(f"{path}: not SCAN's vocabulary, which has the keys {', '.join(SCAN_KEYS)}")
-        id_of, word_of, size = (saved[key] for key in SCAN_KEYS)
-        if not isinstance(id_of, dict) or not isinstance(word_of, dict):
+        if not isinstance(saved["word2idx"], dict) or not isinstance(saved["idx2word"], dict):
             raise QuintetError(f"{path}: word2idx and idx2word must be objects")
+        tables = check_shape(saved, _ScanVocabulary, str(path))
+        id_of, word_of, size = tables.word2idx, tables.idx2word, tables.idx
         if not len(id_of) == len(word_of) == size:
             raise QuintetError(f"{path}: word2idx has {len(id_of)} words, idx2word {len(word_of)}, idx says {size}")
         for id_ in range(size):
             word = word_of.get(str(id_))
-            if not isinstance(word, str):
+            if word is None:
                 raise QuintetError(f"{path}: idx2word has no word {id_}; ids must run from 0 to {size - 1}")
             if id_of.get(word) != id_:
                 raise QuintetError(f"{path}: {word!r} is {id_} in idx2word but {id_of.get(word)} in word2idx")
@@ -305,3 +306,21 @@ class WordVocabulary:
             return cls([word_of[str(id_)] for id_ in range(size)], special_tokens, max_length, drop_unknown, case)
         except QuintetError as error:
             raise QuintetError(f"{path}: {error}") from None
+
+
+@dataclass(frozen=True)
+class _State:
+    """What `WordVocabulary.state` gives."""
+
+    words: list[str]
+    marks: bool = True
+    longest: int | None = None
+    drop_unknown: bool = False
+    case: bool = False
+
+
+@dataclass(frozen=True)
+class _ScanVocabulary:
+    word2idx: dict[str, int]
+    idx2word: dict[str, str]
+    idx: int

@@ -1,13 +1,15 @@
 """Pretrained word vectors: GloVe text, word2vec text and word2vec binary files, plain or gzipped.
 
 Files are read as a stream and only the wanted words are kept, so GoogleNews (3 million words, 3.6 GB) costs no more
-memory than the vocabulary. Words are compared as UTF-8 bytes: a broken word in a file matches nothing.
+memory than the vocabulary, and neither does a small file that unpacks to gigabytes. Words are compared as UTF-8 bytes:
+a broken word in a file matches nothing.
 """
 
 from __future__ import annotations
 
 import gzip
 import re
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,11 +22,13 @@ from torch import Tensor
 
 from quintet.data.vocabulary import SPECIAL_TOKENS, WordVocabulary
 from quintet.errors import QuintetError
+from quintet.files import open_regular
 
 BLOCK = 1 << 18  # bytes
 LONGEST_LINE = 1 << 18
 LONGEST_WORD = 1 << 12
-_HEADER = re.compile(rb"(\d+)[ \t]+(\d+)\s*")
+LARGEST_DIM = 1 << 14
+_HEADER = re.compile(rb"(\d{1,18})[ \t]+(\d{1,18})\s*")
 
 
 @dataclass(frozen=True)
@@ -94,21 +98,20 @@ Entries = Iterator[tuple[bytes, np.ndarray]]
 
 @contextmanager
 def _open(path: Path) -> Iterator[IO[bytes]]:
-    if not path.is_file():
+    if not path.exists():
         raise QuintetError(f"word vectors {path} do not exist")
-    with path.open("rb") as raw:
-        magic = raw.read(4)
-        raw.seek(0)
+    with open_regular(path) as raw:
+        magic = raw.peek(4)[:4]
         if magic[:2] == b"PK":
             raise QuintetError(f"{path} is a zip archive; unpack it and give the file inside")
-        if magic[:2] != b"\x1f\x8b":
-            yield raw
-            return
         try:
-            with gzip.open(raw) as unpacked:
-                yield cast(IO[bytes], unpacked)
-        except (EOFError, gzip.BadGzipFile) as error:
-            raise QuintetError(f"{path} is a broken gzip file: {error}") from None
+            if magic[:2] != b"\x1f\x8b":
+                yield raw
+            else:
+                with gzip.open(raw) as unpacked:
+                    yield cast(IO[bytes], unpacked)
+        except (OSError, EOFError, zlib.error) as error:
+            raise QuintetError(f"{path} is damaged or a broken gzip file: {error}") from None
 
 
 def _entries(file: IO[bytes], path: Path, wanted: dict[bytes, Any]) -> tuple[int, Entries]:
@@ -117,12 +120,14 @@ def _entries(file: IO[bytes], path: Path, wanted: dict[bytes, Any]) -> tuple[int
     header = _HEADER.fullmatch(first)
     if header is None:
         dim = len(first.split()) - 1
-        if dim < 1:
-            raise QuintetError(f"{path}, line 1: expected a word and its numbers, or word2vec's header (words, dim)")
+        if not 1 <= dim <= LARGEST_DIM:
+            raise QuintetError(
+                f"{path}, line 1: expected a word and 1 to {LARGEST_DIM} numbers, or word2vec's header (words, dim)"
+            )
         return dim, _text_entries(file, path, wanted, dim, line=first, number=1)
     count, dim = int(header[1]), int(header[2])
-    if dim < 1:
-        raise QuintetError(f"{path}, line 1: the header says dim {dim}")
+    if not 1 <= dim <= LARGEST_DIM:
+        raise QuintetError(f"{path}, line 1: the header says dim {dim}; it must lie in 1..{LARGEST_DIM}")
     # Only text has a line here that ends in `dim` numbers.
     beginning = file.readline(LONGEST_LINE)
     if _is_text(beginning, dim):
@@ -149,7 +154,8 @@ def _text_entries(
         # GloVe 840B has "words" with spaces in them, so the numbers are counted from the end.
         if line.partition(b" ")[0] in wanted and (fields := line.rsplit(b" ", dim))[0] in wanted:
             try:
-                yield fields[0], np.array([float(field) for field in fields[1:]], dtype=np.float32)
+                with np.errstate(over="ignore"):  # infinity, which is refused
+                    yield fields[0], np.array([float(field) for field in fields[1:]], dtype=np.float32)
             except ValueError as error:
                 raise QuintetError(f"{path}, line {number}: {error}") from None
         line = file.readline(LONGEST_LINE)

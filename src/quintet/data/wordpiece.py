@@ -6,6 +6,7 @@ import heapq
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
@@ -16,13 +17,15 @@ import numpy as np
 from quintet.data.hub import hub_file
 from quintet.data.vocabulary import TokenKinds
 from quintet.errors import QuintetError, RunError
-from quintet.files import read_json, user_path
+from quintet.files import check_shape, read_bytes, read_json, user_path
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as HuggingFaceTokenizer
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 NEEDED = SPECIAL_TOKENS[:4]
+MOST_PIECES = 10_000_000
+LARGEST_VOCABULARY = 2**25  # bytes of a vocab.txt
 CONTINUED = "##"  # before a piece that does not begin a word
 
 
@@ -34,8 +37,11 @@ class WordPiece:
     """
 
     def __init__(self, tokenizer: HuggingFaceTokenizer, max_length: int | None = None) -> None:
-        if max_length is not None and max_length < 3:
-            raise ValueError(f"max_length must leave room for [CLS], a piece and [SEP], got {max_length}")
+        if max_length is not None and not 3 <= max_length <= MOST_PIECES:
+            raise ValueError(
+                f"max_length must leave room for [CLS], a piece and [SEP], and be at most {MOST_PIECES:,}, got "
+                f"{max_length}"
+            )
         vocabulary = tokenizer.get_vocab()
         missing = [token for token in NEEDED if token not in vocabulary]
         if missing:
@@ -111,9 +117,18 @@ class WordPiece:
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> WordPiece:
         try:
-            return cls(_from_json(state.get("tokenizer"), "the saved tokenizer"), state.get("longest"))
-        except QuintetError as error:
+            saved = check_shape(state, _State, "the saved tokenizer")
+            return cls(_from_json(saved.tokenizer, "the saved tokenizer"), saved.longest)
+        except (QuintetError, ValueError) as error:
             raise RunError(str(error)) from None
+
+
+@dataclass(frozen=True)
+class _State:
+    """What `WordPiece.state` gives."""
+
+    tokenizer: dict[str, Any]
+    longest: int | None = None
 
 
 def _hugging_face(module: str = "") -> Any:
@@ -144,12 +159,18 @@ def _from_json(saved: Any, where: str) -> HuggingFaceTokenizer:
     # Older files do not name the type; WordPiece alone has a prefix for continued pieces.
     if model.get("type", "WordPiece") != "WordPiece" or "continuing_subword_prefix" not in model:
         raise QuintetError(f"{where} holds a {model.get('type')} tokenizer, not WordPiece")
-    return _hugging_face().Tokenizer.from_str(json.dumps(saved))
+    vocabulary = check_shape(model["vocab"], dict[str, int], f"{where}: model.vocab")
+    if not all(0 <= id_ < MOST_PIECES for id_ in vocabulary.values()):
+        raise QuintetError(f"{where}: ids of pieces must lie in 0..{MOST_PIECES - 1:,}")
+    try:
+        return _hugging_face().Tokenizer.from_str(json.dumps(saved))
+    except Exception as error:  # noqa: BLE001  # the package raises plain Exception, whatever is wrong
+        raise QuintetError(f"{where} does not hold a whole tokenizer: {error}") from None
 
 
 def _from_vocabulary(path: Path) -> HuggingFaceTokenizer:
     try:
-        pieces = path.read_text(encoding="utf-8").split("\n")
+        pieces = read_bytes(path, LARGEST_VOCABULARY).decode("utf-8").split("\n")
     except UnicodeDecodeError as error:
         raise QuintetError(f"{path} is not UTF-8 text: {error}") from None
     pieces = [piece.rstrip("\r") for piece in (pieces[:-1] if pieces[-1] == "" else pieces)]

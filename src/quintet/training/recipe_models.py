@@ -26,7 +26,9 @@ class TokenizerRecipe(_Strict):
 
     kind: Literal["words", "wordpiece"] = "words"
     min_count: int = Field(4, ge=1, description="words: minimum count of a word in the training split")
-    longest: int | None = Field(None, ge=3, description="maximum number of tokens of a text, special tokens included")
+    longest: int | None = Field(
+        None, ge=3, le=100_000, description="maximum number of tokens of a text, special tokens included"
+    )
     marks: bool = Field(True, description="words: add the special tokens <start> and <end>")
     unknown: Literal["mark", "drop"] = Field("mark", description="words outside the vocabulary: <unk>, or left out")
     case: bool = Field(False, description="words: case-sensitive")

@@ -138,3 +138,21 @@ def test_a_folder_of_something_else_is_never_replaced(tmp_path: Path) -> None:
     with pytest.raises(CorpusError, match="not an empty folder"):
         make_scenes(tmp_path, train=1, dev=0, test=0, size=32, overwrite=True)
     assert (tmp_path / "mine.txt").read_text() == "keep"
+
+
+def test_what_a_killed_drawing_left_is_removed_and_the_old_corpus_put_back(tmp_path: Path) -> None:
+    sizes = {"train": 2, "dev": 1, "test": 1, "size": 32}
+    make_scenes(tmp_path / "scenes", **sizes)
+    old = contents(tmp_path / "scenes")
+    beside = tmp_path / ".scenes.abcdefgh.partial"
+    beside.mkdir()
+    (tmp_path / "scenes").rename(beside / "old")  # killed between two renames
+    mine = tmp_path / ".scenes.mine1234.partial"
+    mine.mkdir()
+    (mine / "diary.txt").write_text("mine")
+    with pytest.raises(CorpusError, match="already holds"):
+        make_scenes(tmp_path / "scenes", **sizes)
+    assert contents(tmp_path / "scenes") == old
+    make_scenes(tmp_path / "scenes", **sizes, overwrite=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".scenes.mine1234.partial", "scenes"]
+    assert (mine / "diary.txt").read_text() == "mine"

@@ -18,6 +18,7 @@ from quintet.data.scenes.render import Drawing, draw
 from quintet.data.scenes.scene import Scene, family, generator
 from quintet.errors import CorpusError
 from quintet.files import header_format
+from quintet.locks import folder_lock
 
 OPTIONS = {
     "train": "how many training scenes",
@@ -32,6 +33,7 @@ _OWN_FILE = re.compile(
     r"|features/[^/]+/((settings|skipped|manifest|ids)\.json|journal\.jsonl|(features|boxes|rows)\.npy)"
     r"|texts/[^/]+-[0-9a-f]{16}/(manifest\.json|(features|starts)\.npy)"
 )
+_LEFT_OVER = re.compile(rf"(new|old)/({_OWN_FILE.pattern}|\.[^/]+\.[a-z0-9_]{{8}}\.partial)")
 SMALLEST = 32  # pixels; below this a small thing has no shape
 # Held-out scenes are drawn first and are never drawn again, so they do not depend on how many are trained on.
 SPLITS = ("test", "dev", "train")
@@ -58,17 +60,21 @@ def make_scenes(
     sizes = {"test": test, "dev": dev, "train": train}
     _check(sizes, seed, size)
     folder = Path(out).resolve()
-    _check_folder(folder, overwrite)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    beside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".partial", dir=folder.parent))
-    try:
-        _write(beside / "new", sizes, seed, size, progress)
-        os.sync()  # thousands of small images: one sync for all of them, before the name that vouches for them
-        _move(beside / "new", folder, beside / "old")
-    except OSError as error:
-        raise CorpusError(f"could not write scenes to {out}: {error.strerror or error}; nothing was kept") from error
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
+    with folder_lock(folder.parent, f"drawing {folder.name}", f".{folder.name}.lock"):
+        _clear(folder)
+        _check_folder(folder, overwrite)
+        try:
+            beside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".partial", dir=folder.parent))
+            try:
+                _write(beside / "new", sizes, seed, size, progress)
+                os.sync()  # thousands of small images: one sync for all of them, before the name that vouches for them
+                _move(beside / "new", folder, beside / "old")
+            finally:
+                shutil.rmtree(beside, ignore_errors=True)
+        except OSError as error:
+            raise CorpusError(
+                f"could not write scenes to {out}: {error.strerror or error}; nothing was kept"
+            ) from error
     return Corpus.open(out)
 
 
@@ -94,6 +100,20 @@ def _check_folder(out: Path, overwrite: bool) -> None:
             name = path.relative_to(out).as_posix()
             if path.is_symlink() or not (path.is_dir() or _OWN_FILE.fullmatch(name)):
                 raise CorpusError(f"{path} is not of generated scenes and would be lost; move it away")
+
+
+def _clear(folder: Path) -> None:
+    """Remove what killed drawings of this corpus left beside it, and put back a corpus that was being replaced."""
+    temporary = re.compile(re.escape(f".{folder.name}.") + r"[a-z0-9_]{8}\.partial")
+    for beside in [path for path in folder.parent.iterdir() if temporary.fullmatch(path.name)]:
+        paths = {path.relative_to(beside).as_posix(): path for path in beside.rglob("*")}
+        if any(path.is_symlink() for path in (beside, *paths.values())) or not all(
+            path.is_dir() or _LEFT_OVER.fullmatch(name) for name, path in paths.items()
+        ):
+            continue  # someone else's
+        if "old" in paths and not folder.exists():
+            (beside / "old").replace(folder)
+        shutil.rmtree(beside, ignore_errors=True)
 
 
 def _move(new: Path, folder: Path, old: Path) -> None:
