@@ -134,6 +134,18 @@ def test_a_name_that_is_not_utf8_is_indexed_shown_and_found(
     assert hits[0]["root"].endswith(r"/alb\xfcm")
 
 
+def test_an_index_or_a_run_whose_path_is_not_utf8_is_refused(pixel_vse: Path, pictures: Path, tmp_path: Path) -> None:
+    with pytest.raises(SearchError, match="not UTF-8"):
+        build(pixel_vse, pictures, tmp_path / "in\udcffdex")
+    assert not (tmp_path / "in\udcffdex").exists()
+    try:
+        run = shutil.copytree(pixel_vse, tmp_path / "run\udcff")
+    except OSError:
+        pytest.skip("this file system allows only UTF-8 names")
+    with pytest.raises(QuintetError, match="not UTF-8"):
+        load(run)
+
+
 def test_an_index_inside_the_images_is_refused(pixel_vse: Path, pictures: Path) -> None:
     with pytest.raises(SearchError, match="would lie inside"):
         build(pixel_vse, pictures, pictures / "index")

@@ -65,6 +65,8 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The tensors of a safetensors file, and the metadata that `save_tensors` put there."""
     try:
         open_regular(path).close()  # raises where it is a folder, a FIFO, a link to itself
+        if any("\ud800" <= letter <= "\udfff" for letter in str(path)):
+            raise QuintetError(f"the path {path} is not UTF-8, which reading weights needs; rename the folder")
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
             text = header.get("quintet", "{}")

@@ -28,6 +28,7 @@ from quintet.search.ownership import check_sources, remove_older_format, remove_
 from quintet.search.sources import IndexedText, Sources, find_images, find_texts, numbered
 from quintet.search.stores import open_store
 from quintet.search.stores.choice import choose_store, faiss_kind, is_own, store_address, try_store
+from quintet.search.stores.store import is_text
 from quintet.search.vector_search import exchange_index, prepare_index
 from quintet.search.vectors import CodeFiles, read_file_sets, remove_unused_files, retire
 
@@ -86,6 +87,8 @@ def build_index(
     texts = None if texts is None else texts.root if isinstance(texts, Corpus) else user_path(texts)
     _check(places, texts, precision, batch_size)
     index = user_path(out).resolve()
+    if not is_text(str(index)):
+        raise SearchError(f"the path {index} is not UTF-8, which reading an index needs; choose another folder")
     check_sources(index, [*places, *([] if texts is None else [texts])])
     _check_missing(places, index, overwrite)
     team = _open_team(_several(run), _several(rerank_with), device, precision)
