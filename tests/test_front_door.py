@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from torch.testing import assert_close
 
 import quintet
 from quintet.cli.main import app
+from quintet.errors import ArgumentError
 
 IMAGE_MODES = ("1", "L", "LA", "P", "RGBA", "CMYK", "YCbCr", "I;16")
 SMALL = ["stages.online.epochs=1", "stages.online.batches.size=8"]
@@ -269,3 +270,29 @@ def test_a_strictly_typed_program(tmp_path: Path) -> None:
     assert 'Revealed type is "torch._tensor.Tensor"' in done.stdout
     assert [error for error in errors if "absent" in error]
     assert not [error for error in errors if "absent" not in error], done.stdout
+
+
+def public_functions() -> Iterator[tuple[str, Any]]:
+    for name in quintet.__all__:
+        thing = getattr(quintet, name)
+        if inspect.isclass(thing):
+            yield name, thing
+            for key, member in vars(thing).items():
+                function = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
+                if inspect.isfunction(function):
+                    yield f"{name}.{key}", function
+        elif callable(thing):
+            yield name, thing
+
+
+def test_type_hints_can_be_read() -> None:
+    named = dict(public_functions())
+    assert {"create_model", "Evaluation.__init__", "Run.encode_images"} <= named.keys()
+    for function in named.values():
+        typing.get_type_hints(function)  # a NameError where a name is imported for type checkers only
+
+
+@pytest.mark.parametrize("given", [None, 3, b"run", ["quintet-small"]])
+def test_a_run_has_a_path_or_a_name(given: Any) -> None:
+    with pytest.raises(ArgumentError, match="path or the name"):
+        quintet.load(given)

@@ -22,6 +22,7 @@ from quintet.evaluation.human_agreement import (
     pair_scores,
     read_expert_annotations,
 )
+from quintet.evaluation.metrics import Metrics  # noqa: F401  # as Interval, in the annotations of the constructor
 from quintet.evaluation.ranks import BLOCK, Ranks
 from quintet.evaluation.result import (
     Result,
@@ -32,7 +33,7 @@ from quintet.evaluation.result import (
     special_samples_table,
 )
 from quintet.evaluation.scoring import Member, member_scores, whole_tiles
-from quintet.evaluation.significance import Difference, bootstrap_intervals, paired_test
+from quintet.evaluation.significance import Difference, Interval, bootstrap_intervals, paired_test  # noqa: F401
 from quintet.evaluation.special_samples import negative_means, special_samples
 from quintet.evaluation.split_protocols import chance_of_parts, find_protocol, metrics_of_parts, rank_split
 from quintet.files import write_json

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from quintet.registry import Registry
 
 if TYPE_CHECKING:
-    from quintet.protocols import Matcher
+    from quintet.models.size_limit import create_model as create_model
 
 # name -> "module:function"; the function takes plain keyword arguments and returns a Matcher
 MODELS = Registry(
@@ -30,13 +31,9 @@ def list_models() -> list[str]:
     return MODELS.names()
 
 
-def create_model(name: str, **arguments: Any) -> Matcher:
-    """Make a matcher from its name and plain arguments.
+if not TYPE_CHECKING:  # `create_model` imports torch, which lists of names do without
 
-    >>> matcher = create_model("vse++", image_dim=8, vocabulary_size=10, embed_dim=4, word_dim=4)
-    >>> type(matcher).__name__
-    'VSE'
-    """
-    from quintet.models.size_limit import build_within  # imports torch
-
-    return build_within(MODELS, name, arguments)
+    def __getattr__(name: str) -> Any:
+        if name == "create_model":
+            return import_module("quintet.models.size_limit").create_model
+        raise AttributeError(f"module 'quintet.models' has no attribute {name!r}")

@@ -11,6 +11,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from quintet.errors import RecipeError
+from quintet.models import MODELS
+from quintet.protocols import Matcher
 from quintet.registry import Registry
 
 MAX_TENSORS = 10_000  # the largest published matchers have about a thousand
@@ -45,6 +47,17 @@ def _elements(sizes: Sequence[Any]) -> int:
     """How many elements `torch.empty(*sizes)` makes, or `torch.empty(sizes)`."""
     shape = next((size for size in sizes if isinstance(size, list | tuple)), sizes)
     return math.prod(size for size in shape if isinstance(size, int))
+
+
+def create_model(name: str, **arguments: Any) -> Matcher:
+    """Make a matcher from its name and plain arguments.
+
+    >>> matcher = create_model("vse++", image_dim=8, vocabulary_size=10, embed_dim=4, word_dim=4)
+    >>> type(matcher).__name__
+    'VSE'
+    """
+    matcher: Matcher = build_within(MODELS, name, arguments)
+    return matcher
 
 
 def build_within(registry: Registry, name: str, arguments: Mapping[str, Any], limit: int | None = None) -> Any:

@@ -89,6 +89,7 @@ def writing(folder: Path, doing: str) -> Iterator[None]:
 
     What killed writers left there is removed. Inside a block of the same folder and thread, another changes nothing.
     """
+    run_folder.check_name(folder)
     with suppress(OSError, RuntimeError):  # of a link to itself, which the lock tells
         folder = folder.resolve()
     key = (folder, threading.get_ident())
@@ -255,6 +256,7 @@ def load_checkpoint(path: Path, module: nn.Module, optimizer: torch.optim.Optimi
         for name, tensor in _under(tensors, "optimizer/").items():
             index, key = name.split("/")
             saved.setdefault(int(index), {})[key] = _own(tensor, parameters[int(index)])
+        _check_optimizer_state(saved, parameters)
         optimizer.load_state_dict({"state": saved, "param_groups": optimizer.state_dict()["param_groups"]})
         _set_random_state(_under(tensors, f"random/{distributed.rank()}/"))
         state: dict[str, Any] = metadata["state"]
@@ -263,6 +265,16 @@ def load_checkpoint(path: Path, module: nn.Module, optimizer: torch.optim.Optimi
             f"{path} does not fit this run: {str(error).partition(chr(10))[0]}; remove it to start the stage again"
         ) from None
     return state
+
+
+def _check_optimizer_state(saved: dict[int, dict[str, Tensor]], parameters: list[nn.Parameter]) -> None:
+    """Raise unless all parameters have the same entries, each a number or of the parameter's shape."""
+    for index, entries in saved.items():
+        if entries.keys() != next(iter(saved.values())).keys():
+            raise ValueError(f"the optimizer's state of parameter {index} has other entries than that of the first")
+        for key, tensor in entries.items():
+            if tensor.dim() and tensor.shape != parameters[index].shape:
+                raise ValueError(f"the optimizer's {key} of parameter {index} has the shape {tuple(tensor.shape)}")
 
 
 def load_weights(matcher: Matcher, state: dict[str, Tensor], where: Path) -> None:

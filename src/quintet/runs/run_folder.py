@@ -104,6 +104,15 @@ def is_there(path: Path) -> bool:
     return True
 
 
+def check_name(path: Path) -> None:
+    """Raise where a run could not be written to a path, or could not name it: its files are UTF-8."""
+    is_there(path)
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise RunError(f"the path {str(path)!r} is not UTF-8, as the files of a run are; rename the folder") from None
+
+
 def read_head(folder: Path) -> dict[str, Any]:
     """run.json, checked."""
     path = folder / "run.json"

@@ -5,13 +5,15 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
+import os
 from collections import defaultdict
 from pathlib import Path
 from typing import Any, Protocol
 
-from quintet.errors import TrainingError
-from quintet.files import write_jsonl
+from quintet.errors import QuintetError, RunError, TrainingError
+from quintet.files import read_bytes, write_jsonl
 
+LARGEST_LOG = 2**30  # bytes
 PATIENCE = 100  # optimizer steps in a row at the collapse value
 TOLERANCE = 0.01  # relative
 
@@ -94,7 +96,7 @@ class Log:
 
     def __init__(self, folder: Path, resumed_step: int | None = None) -> None:
         self._path = folder / "log.jsonl"
-        if self._path.exists():
+        if os.path.lexists(self._path):
             kept = [
                 row for row in _complete_rows(self._path) if resumed_step is not None and row["step"] <= resumed_step
             ]
@@ -119,8 +121,12 @@ class Log:
 
 def _complete_rows(path: Path) -> list[dict[str, Any]]:
     """The rows of a log. A kill may have cut the last line short; it is left out."""
-    text = path.read_text(encoding="utf-8")
-    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+    try:
+        content = read_bytes(path, LARGEST_LOG)
+        rows = [json.loads(line) for line in content[: content.rfind(b"\n") + 1].decode().split("\n")[:-1]]
+        return [row | {"step": int(row["step"])} for row in rows]
+    except (ValueError, TypeError, KeyError, RecursionError, OverflowError, QuintetError) as error:
+        raise RunError(f"{path} is damaged: {error}; remove it to go on without its earlier lines") from None
 
 
 def _board(folder: Path, resumed_step: int | None) -> Any:

@@ -67,6 +67,12 @@ class Position:
     window: dict[str, list[float]] = field(default_factory=dict)
     stuck: int = 0
 
+    def __post_init__(self) -> None:
+        if min(self.epoch, self.batch, self.step, self.stuck) < 0:
+            raise ValueError("a count is below 0")
+        if any(len(entry) != 2 or entry[1] <= 0 for entry in self.window.values()):
+            raise ValueError("window takes a sum and a count above 0 for each loss")
+
 
 @dataclass
 class Summary:

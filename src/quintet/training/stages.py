@@ -25,7 +25,17 @@ from quintet.protocols import Matcher, module_of
 from quintet.runs.checkpoint import check_new, finish_run, load_tensors, load_weights, start_run, writing
 from quintet.runs.devices import pick_device
 from quintet.runs.run import Run, load, read_tokenizer
-from quintet.runs.run_folder import START_FILES, is_there, locate, read_head, read_model, shipped_runs, verify_files
+from quintet.runs.run_folder import (
+    START_FILES,
+    check_name,
+    is_there,
+    locate,
+    read_head,
+    read_image_input,
+    read_model,
+    shipped_runs,
+    verify_files,
+)
 from quintet.training.build import (
     build_matcher,
     build_objective,
@@ -168,6 +178,8 @@ def train_recipe(
     chosen = pick_device(device)
     with distributed.process_group(chosen), writing(out, f"training {recipe.name}"):
         check_new(out)
+        if recipe.data.corpus is not None:
+            check_name(recipe.data.corpus)
         data = open_data(recipe, display.note)
         tokenizer = build_tokenizer(recipe.data.tokenizer, data.train)
         model = complete_model(recipe, data, tokenizer)
@@ -208,6 +220,7 @@ def resume_run(
         ):
             raise RunError(f"{out} stopped before its first step and cannot be resumed; train again into that folder")
         verify_files(out, START_FILES)
+        read_image_input(out)  # raises where it is damaged
         recipe = load_recipe(out / "recipe.yaml")
         data = open_data(recipe, display.note)
         if head.get("splits") != data.checksums():
