@@ -257,6 +257,14 @@ def test_several_protocols_are_measured_with_one_training(
     assert "6 test images, 5fold" in (tmp_path / "tables.md").read_text(encoding="utf-8")
 
 
+def test_an_ablation_that_never_takes_effect_says_so_in_the_tables(tiny_recipe: dict[str, Any], tmp_path: Path) -> None:
+    late = changed(tiny_recipe, loss={"triplet": {"warmup_epochs": 2}})
+    study = make_study(tiny_recipe, Variant("late", "Plain + late", late))
+    run_study(study, tmp_path, Settings(seeds=(0,), device="cpu", bootstrap=0, resamples=20))
+    notes = (tmp_path / "tables.md").read_text(encoding="utf-8")
+    assert "Plain + late, seed 0: the warm-up of loss 'triplet' (warmup_epochs: 2) lasts all 2 epochs" in notes
+
+
 def test_nonsense_is_refused(tiny_recipe: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     study = make_study(tiny_recipe)
     for settings, message in (
