@@ -21,6 +21,7 @@ from quintet.search.index_folder import Manifest
 from quintet.search.indexing import BuildReport, build_index
 from quintet.search.searcher import Searcher
 from quintet.search.stores import open_store
+from quintet.serve.decoder import Decoders
 from quintet.serve.thumbnails import Thumbnails
 
 
@@ -430,5 +431,5 @@ def test_small_copies_are_dropped_and_photos_in_their_folder_are_not(tmp_path: P
     cache = tmp_path / "cache"
     photos = make_images(cache, count=3)
     (picture,) = make_images(tmp_path / "pictures", count=1)
-    Thumbnails(cache, max_bytes=1, max_pixels=10**6).get(picture, 160)
+    Thumbnails(cache, 1, Decoders(1, timeout_s=30)).get(picture, 160)
     assert sorted(cache.iterdir()) == photos

@@ -85,7 +85,8 @@ def test_bad_questions_to_a_real_index(real: TestClient) -> None:
 
     assert code(query=" ") == "empty_query"
     assert code(query="red " * 25_000) == "query_too_long"
-    assert code(query="xyzzy \0 plugh") == "unknown_words"
+    assert code(query="xyzzy plugh") == "unknown_words"
+    assert code(query="red \0 dog") == "not_possible"  # no text
     assert code(query="red", where="year ==") == "invalid_filter"
     for name in ("../../etc/passwd", "\0", "", "x" * 4000):
         for path in ("item", "image", "thumbnail", "similar"):
