@@ -20,6 +20,7 @@ TITLES = {
     "sharing": "Several processes at one folder",
     "hostile": "Hostile files and command lines",
     "belongings": "A person's files in the way",
+    "server": "A running server",
 }
 
 

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.torture import belongings, damage, hostile, interruptions, sharing
+from benchmarks.torture import belongings, damage, hostile, interruptions, server, sharing
 from benchmarks.torture.attack import Attack, Outcome, in_child
 from benchmarks.torture.material import Material, make_material
 from quintet.evaluation.result import provenance
@@ -36,6 +36,7 @@ ATTACKS: dict[str, Attack] = {
     **sharing.ATTACKS,
     **hostile.ATTACKS,
     **belongings.ATTACKS,
+    **server.ATTACKS,
 }
 FAMILIES = {
     "interruptions": interruptions.ATTACKS,
@@ -43,6 +44,7 @@ FAMILIES = {
     "sharing": sharing.ATTACKS,
     "hostile": hostile.ATTACKS,
     "belongings": belongings.ATTACKS,
+    "server": server.ATTACKS,
 }
 
 

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -274,9 +275,15 @@ class Process:
     def port(self) -> int:
         return int(self.address.rpartition(":")[2])
 
-    def resident(self) -> int:
-        """Bytes of memory."""
-        return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * resource.getpagesize()
+    def family(self) -> int:
+        """Bytes of memory of the server and its decoders."""
+        tasks = Path(f"/proc/{self.pid}/task").iterdir()
+        children = [child for task in tasks for child in (task / "children").read_text().split()]
+        pages = 0
+        for pid in (self.pid, *children):
+            with suppress(OSError):  # it just ended
+                pages += int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+        return pages * resource.getpagesize()
 
 
 @pytest.fixture

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from quintet.search.explain import Explanation
 from quintet.search.items import Hit, Item, Kind
@@ -14,6 +14,16 @@ from quintet.serve.thumbnails import SIZES
 
 LONGEST_LIST, LAST_OFFSET = 100, 900  # results per response; largest offset
 ThumbnailSize = IntEnum("ThumbnailSize", {f"of_{size}": size for size in SIZES})  # type: ignore[misc]
+
+
+def _characters(text: str) -> str:
+    """JSON can write half of a surrogate pair, which is no character and cannot be encoded."""
+    if any("\ud800" <= each <= "\udfff" for each in text):
+        raise ValueError("the text has half of a surrogate pair, which is no character")
+    return text
+
+
+Text = Annotated[str, AfterValidator(_characters)]
 ItemId = Field(description="An item's id, as a search gives it.", max_length=4096)
 
 
@@ -25,7 +35,7 @@ class Window(BaseModel):
     kind: Kind = Field("image", description="What to search for: images or texts.")
     limit: int = Field(40, ge=1, le=LONGEST_LIST, description="How many results.")
     offset: int = Field(0, ge=0, le=LAST_OFFSET, description="Results to skip.")
-    where: str | None = Field(
+    where: Text | None = Field(
         None,
         max_length=1000,
         description="A filter on an item's metadata.",
@@ -34,24 +44,24 @@ class Window(BaseModel):
 
 
 class SimilarQuery(Window):
-    id: str = ItemId
+    id: Text = ItemId
 
 
 class TextQuery(Window):
-    query: str = Field(description="A text.", examples=["a brown dog runs through water"])
+    query: Text = Field(description="A text.", examples=["a brown dog runs through water"])
 
 
 class ExplainQuery(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    query: str = Field(description="The text that was searched for.")
-    id: str = ItemId
+    query: Text = Field(description="The text that was searched for.")
+    id: Text = ItemId
 
 
 class Session(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    token: str = Field(max_length=4096)
+    token: Text = Field(max_length=4096)
 
 
 class ItemAnswer(BaseModel):
