@@ -3,8 +3,8 @@
     python -m benchmarks.measure.rerank latency    # SCAN of the published size, 100 candidates, no training
     python -m benchmarks.measure.rerank quality --first runs/vse --rerank runs/scan --corpus corpora/flickr8k
 
-`latency` times the whole second stage of one query: regions of the candidates read from the index's files (bfloat16,
-memory-mapped), scored, sorted; the limit is 150 ms on two cores. `quality` indexes a split, asks with every caption (or
+`latency` times the whole second stage of one query: regions of the candidates read from the index's files (bfloat16),
+scored, sorted; the limit is 150 ms on two cores. `quality` indexes a split, asks with every caption (or
 --queries of them) and writes for each K the recalls of text to image and the time of a query, end to end, with a
 plot (needs matplotlib). Results go to benchmarks/results/rerank_latency.json and rerank_quality.json.
 """
@@ -74,7 +74,7 @@ def write_codes(folder: Path, items: int) -> CodeFiles:
     writer = CodeWriter(database, folder, FileSet("image-1", "image", "benchmark", {}, 0, 0.0), "bfloat16")
     for start in range(0, items, 256):
         regions = F.normalize(torch.randn(min(256, items - start), REGIONS, DIM), dim=-1)
-        writer.committed(writer.append([Codes(fragments=regions)]))
+        writer.append([Codes(fragments=regions)])
     writer.close()
     database.close()
     return CodeFiles(folder, writer.files)

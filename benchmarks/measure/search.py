@@ -48,7 +48,7 @@ from quintet.search.vector_search import (
     read_index,
     search_parameters,
 )
-from quintet.search.vectors import CodeFiles, CodeWriter, FileSet, write_file_set
+from quintet.search.vectors import CodeFiles, CodeWriter, FileSet
 
 BLOCK = 10_000
 CENTRES, SPREAD = 2000, 0.9
@@ -92,11 +92,12 @@ def build(index: Path, size: int, dim: int, kind: FaissKind | None, seed: int) -
             for block, start in enumerate(range(0, size, BLOCK)):
                 numbers = range(start, min(start + BLOCK, size))
                 vectors = torch.from_numpy(make_vectors(len(numbers), dim, seed, block))
-                files = writer.append([Codes(embedding=vectors)])
-                with database.transaction():
-                    write_file_set(database, files)
+
+                def put(_: int, numbers: range = numbers) -> None:
                     database.put(map(make_entry, numbers))
-                writer.committed(files)
+
+                writer.append([Codes(embedding=vectors)], put)
+            files = writer.files
         vectors_on_disk = CodeFiles(folder, files).vectors([0])
         notes = prepare_index(database, folder, files, vectors_on_disk, wanted, {})
         run = make_run(index, dim)
@@ -170,11 +171,11 @@ def bare_faiss(searcher: Searcher, k: int) -> Callable[[np.ndarray], np.ndarray]
     folder, notes = searcher.index / "vectors", searcher.manifest.faiss.get("image")
     if notes is None:
         flat = faiss.IndexFlatIP(searcher.manifest.dim)
-        whole = vectors_of(searcher).whole
+        whole = vectors_of(searcher).whole()
         assert whole is not None
         flat.add(whole)
         return lambda query: flat.search(query, k)[1]
-    index = read_index(folder / notes["file"], mapped=True)
+    index = read_index(folder, notes)
     parameters = search_parameters(index, k, 1.0, None)
     return lambda query: index.search(query, k, params=parameters)[1]
 

@@ -22,7 +22,6 @@ from quintet.search.index_folder import Manifest
 from quintet.search.indexing import BuildReport, build_index
 from quintet.search.ownership import writing
 from quintet.search.searcher import Searcher
-from quintet.search.sources import content_of
 
 
 @pytest.fixture
@@ -313,10 +312,11 @@ def test_an_index_of_another_version_is_not_guessed_at(
     (index / "index.json").write_text(json.dumps(head | change))
     with pytest.raises(StaleIndex):
         Searcher.open(index)
-    with pytest.raises(StaleIndex):
-        build(pixel_vse, pictures, index)
-    build(pixel_vse, pictures, index, overwrite=True)
-    assert len(paths(index)) == 6
+    before = sorted(index.rglob("*"))
+    for overwrite in (False, True):
+        with pytest.raises(StaleIndex):
+            build(pixel_vse, pictures, index, overwrite=overwrite)
+    assert sorted(index.rglob("*")) == before
 
 
 def test_overwriting_keeps_the_old_one_until_the_new_one_is_whole(
@@ -377,51 +377,41 @@ def test_a_run_that_is_none_leaves_nothing_behind(pictures: Path, index: Path) -
 # An index of the format before
 
 
-def make_older(index: Path, pictures: Path, run: Path, **more: Any) -> dict[str, bytes]:
-    """An index as Quintet 0.1 wrote it, as far as its names go."""
+def make_older(index: Path, pictures: Path, run: Path, **more: Any) -> None:
+    """An index of format 2, as far as its head goes."""
     weights = file_checksum(run / "weights.safetensors")
     shutil.copytree(run, index / "runs" / weights)
     head = {"format": "quintet-index", "version": 2, "quintet": "0.1.0", "generation": 3, "first": [0], **more}
     head["runs"] = [{"name": "old", "model": "vse++", "weights": weights}]
     head["roots"] = [{"kind": "folder", "path": str(pictures)}]
-    head["segments"] = {"image": [{"name": "image-000001", "rows": 6}], "text": []}
     (index / "index.json").write_text(json.dumps(head))
-    (index / "lock").write_text('{"format": "quintet-index", "name": "0123456789abcdef"}')
-    data = (pictures / "0.png").read_bytes()
-    content = content_of(data)
-    old = {
-        "generation-3/items.sqlite": b"items",
-        "generation-3/store-image/store.json": b"{}",
-        "generation-3/store-image/vectors-0.f32": b"vectors",
-        "segments/image-000001/segment.json": b"{}",
-        "segments/image-000001/0.embedding": b"codes",
-        f"pictures/{content[:2]}/{content}.png": data,
-    }
-    for name, text in old.items():
-        (index / name).parent.mkdir(parents=True, exist_ok=True)
-        (index / name).write_bytes(text)
-    return old
 
 
-def test_an_index_of_the_format_before_is_told_with_the_command_that_builds_it_again(
+def test_an_index_of_the_format_before_is_told_with_the_command_that_builds_a_new_one(
     pixel_vse: Path, pictures: Path, index: Path
 ) -> None:
-    old = make_older(index, pictures, pixel_vse)
-    (index / "generation-2").mkdir()
-    (index / "generation-2" / "mine.png").write_bytes(b"mine")
+    make_older(index, pictures, pixel_vse)
+    before = {path: path.read_bytes() for path in index.rglob("*") if path.is_file()}
     with pytest.raises(StaleIndex, match="format 2") as told:
         Searcher.open(index)
-    with pytest.raises(StaleIndex, match="--overwrite"):
-        build(pixel_vse, pictures, index)
-    assert all((index / name).read_bytes() == text for name, text in old.items())
-    words = shlex.split(str(told.value).partition("build it again with: ")[2])
+    for overwrite in (False, True):
+        with pytest.raises(StaleIndex, match="format 2"):
+            build(pixel_vse, pictures, index, overwrite=overwrite)
+    words = shlex.split(str(told.value).partition("build a new one with: ")[2])
     assert words[:2] == ["quintet", "index"]
     result = CliRunner().invoke(app, [*words[1:], "--device", "cpu"])
     assert result.exit_code == 0, result.output
-    assert len(paths(index)) == 6
-    assert not any((index / name).exists() for name in old)
-    assert not (index / "segments").exists()
-    assert (index / "generation-2" / "mine.png").read_bytes() == b"mine"
+    assert len(paths(Path(f"{index}-new"))) == 6
+    assert {path: path.read_bytes() for path in index.rglob("*") if path.is_file()} == before
+
+
+def test_the_command_for_an_index_of_format_3_is_in_its_database(pixel_vse: Path, pictures: Path, index: Path) -> None:
+    build(pixel_vse, pictures, index)
+    (index / "index.json").write_text('{"format": "quintet-index", "version": 3}')
+    with pytest.raises(StaleIndex, match="format 3") as told:
+        Searcher.open(index)
+    (run,) = (index / "runs").iterdir()
+    assert f"quintet index {run} {pictures} -o {index}-new" in str(told.value)
 
 
 def test_the_command_names_every_run_and_the_texts(pixel_vse: Path, pictures: Path, index: Path) -> None:

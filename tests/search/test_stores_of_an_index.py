@@ -76,7 +76,7 @@ def test_a_vector_is_on_disk_once(vse: Path, scan: Path, pictures: Path, tmp_pat
     }
     assert sizes["text-1-run0-embedding.bin"] == 2 * 8 * 4
     assert sorted(path.name for path in index.iterdir()) == [
-        "index.json", "items.sqlite", "lock", "runs", "towers", "vectors",
+        "index.json", "items.sqlite", "runs", "towers", "vectors",
     ]  # fmt: skip
     with sqlite3.connect(index / "items.sqlite") as connection:
         types = connection.execute("SELECT DISTINCT typeof(metadata), typeof(row) FROM items").fetchall()

@@ -14,17 +14,23 @@ from quintet.search.encoder import keep_tower, kept_tower
 
 
 def test_a_kept_tower_is_the_same_tower(tower: dict[str, Any], tmp_path: Path) -> None:
-    keep_tower(tmp_path, tower)
-    state, weights = kept_tower(tmp_path, tower)
+    kept = keep_tower(tmp_path, tower, {})
+    state, weights = kept_tower(tmp_path / "towers", tower)
     assert weights.is_relative_to(tmp_path)
     pixels = torch.randn(2, 3, *tower["preprocess"]["size"])
     first, second = FeatureExtractor.from_state(tower), FeatureExtractor.from_state(state, weights=weights)
     assert (first.features(pixels) == second.features(pixels)).all()
+    before, changed = weights.read_bytes(), weights.stat().st_mtime_ns
+    assert keep_tower(tmp_path, tower, kept) == kept
+    assert weights.stat().st_mtime_ns == changed
+    weights.write_bytes(before[:-1] + b"x")
+    assert keep_tower(tmp_path, tower, kept) == kept
+    assert weights.read_bytes() == before
 
 
 def test_what_is_not_known_is_not_kept_and_what_is_lost_is_told(tower: dict[str, Any], tmp_path: Path) -> None:
-    keep_tower(tmp_path, None)
-    keep_tower(tmp_path, {"name": "imported"})
+    keep_tower(tmp_path, None, {})
+    keep_tower(tmp_path, {"name": "imported"}, {})
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(StaleIndex, match="build the index again"):
         kept_tower(tmp_path, tower)
@@ -40,7 +46,7 @@ def test_a_tower_of_hugging_face_is_kept_with_its_description(tmp_path: Path) ->
     view = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "size": {"height": 32, "width": 32}, "resample": 2}
     (tmp_path / "vit" / "preprocessor_config.json").write_text(json.dumps(view))
     first = FeatureExtractor.create(f"hf:{tmp_path / 'vit'}", grid=(2, 2))
-    keep_tower(tmp_path / "towers", first.state())
+    keep_tower(tmp_path, first.state(), {})
     shutil.rmtree(tmp_path / "vit")
     state, weights = kept_tower(tmp_path / "towers", first.state())
     second = FeatureExtractor.from_state(state, weights=weights)

@@ -12,7 +12,6 @@ from quintet.search import StoreError
 from quintet.search.stores import Store, StoreHit, Where, file_address, open_store, parse_where
 from quintet.search.stores.local import KIND, LocalStore
 from quintet.search.vector_search import VectorSearch
-from quintet.search.vectors import Vectors
 
 pytest.importorskip("faiss", reason="no FAISS: pip install 'quintet[index]'")
 DIM = 16
@@ -44,8 +43,8 @@ class Exact:
     def __init__(self, folder: Path) -> None:
         store = open_store(file_address("local", folder))
         assert isinstance(store, LocalStore)
-        self.store, found = store, store._now()
-        self.search_all = VectorSearch(store._database, KIND, found.vectors)
+        self.store, now = store, store._now()
+        self.search_all = VectorSearch(now.database, KIND, now.search.vectors)
 
     def search(self, queries: np.ndarray, k: int, where: Where | None = None) -> list[list[StoreHit]]:
         found = self.search_all.search(queries, k, where)
@@ -59,7 +58,7 @@ def exact(folder: Path) -> Exact:
 def notes(folder: Path) -> dict[str, Any]:
     store = open_store(file_address("local", folder))
     assert isinstance(store, LocalStore)
-    return dict(store._database.head("faiss") or {})
+    return dict(store._now().database.head("faiss") or {})
 
 
 def recall(found: Store, truth: Exact, where: str | None = None) -> float:
@@ -154,17 +153,26 @@ def test_equal_vectors_beyond_the_spare_are_all_seen(tmp_path: Path) -> None:
     store.close()
 
 
-def test_memory_stays_bounded_while_rows_are_picked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    released = []
-    release = Vectors.release
-    monkeypatch.setattr("quintet.search.vectors.RESIDENT_BYTES", 4 * 2**20)
-    monkeypatch.setattr(Vectors, "release", lambda self: (released.append(self._picked), release(self)))
-    store = made(tmp_path, "hnsw", 500)
-    released.clear()
-    store.search(clustered(40), 5)
-    assert released
-    assert max(released) < 8 * 2**20
-    store.close()
+def test_vectors_are_loaded_only_where_all_of_them_are_compared(tmp_path: Path) -> None:
+    for kind in ("hnsw", "flat"):
+        made(tmp_path / kind, kind, 500).close()
+        store = open_store(file_address("local", tmp_path / kind))
+        assert isinstance(store, LocalStore)
+        store.search(clustered(40), 5)
+        store.search(clustered(40), 5, parse_where("n<5"))
+        assert (store._now().search.vectors._whole is None) == (kind == "hnsw")
+
+
+def test_too_many_vectors_for_memory_are_compared_block_by_block(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = made(tmp_path, "flat", 500)
+    expected = store.search(clustered(40), 5)
+    monkeypatch.setattr("quintet.search.vectors.LOADED_BYTES", 1000)
+    store = open_store(file_address("local", tmp_path))
+    assert isinstance(store, LocalStore)
+    assert store.search(clustered(40), 5) == expected
+    assert store._now().search.vectors._whole is None
 
 
 def test_a_damaged_index_is_told(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ from quintet.search.vectors import (
     CodeWriter,
     FileSet,
     copy_rows,
+    damaged_rows,
     is_whole,
     new_name,
     read_file_sets,
@@ -54,59 +55,61 @@ class EncodedItems:
     def __init__(self, database: ItemDatabase, folder: Path, kind: Kind, encoder: str, precision: str) -> None:
         self.database, self.folder, self.kind, self.precision = database, folder, kind, precision
         sets = [files for files in read_file_sets(database).values() if (files.kind, files.encoder) == (kind, encoder)]
-        whole = [files for files in sets if is_whole(folder, files)]  # of a damaged set everything is encoded again
+        whole = [files for files in sets if is_whole(folder, files)]  # of one that is cut short all is encoded again
         self.files = max(
             whole,
             key=lambda files: files.rows,
             default=FileSet(new_name(database, folder, kind), kind, encoder, {}, 0, 0.0),
         )
+        self.damaged = [files.name for files in sets if files not in whole]
         rows = database.query("SELECT content, row, facts FROM codes WHERE file = ?", (self.files.name,))
-        self.rows: dict[str, int] = {content: row for content, row, _ in rows}
+        bad = damaged_rows(database, folder, self.files)
+        if bad:
+            self.damaged += sorted(set(bad.values()))
+        self.rows: dict[str, int] = {content: row for content, row, _ in rows if row not in bad}
         self.facts: dict[str, dict[str, Scalar]] = {content: json.loads(facts) for content, _, facts in rows}
         self._writer: CodeWriter | None = None
-        self._compacted_from: FileSet | None = None
+        self._must_copy, self._compacted_from = bool(bad), self.files
 
     def append(self, codes: Sequence[Codes], encoded: Sequence[Encoded]) -> None:
         """One `Codes` of a batch for each run. Committed when it returns: a kill costs no more than one batch."""
         if self._writer is None:
             self._writer = CodeWriter(self.database, self.folder, self.files, self.precision)
-        first, files = self.files.rows, self._writer.append(codes)
-        with self.database.transaction():
-            write_file_set(self.database, files)
-            self._insert(files.name, {each.content: row for row, each in enumerate(encoded, first)}, encoded)
-        self._writer.committed(files)
-        self.files = files
+
+        def commit(first: int) -> None:
+            self._insert({each.content: row for row, each in enumerate(encoded, first)}, encoded)
+
+        first = self.files.rows
+        self._writer.append(codes, commit)
+        self.files = self._compacted_from = self._writer.files
         for row, each in enumerate(encoded, first):
             self.rows[each.content], self.facts[each.content] = row, each.facts
 
     def compact(self, used: Collection[str]) -> None:
-        """Copy the codes in use to new files where more than half of the rows are not."""
-        if not used or self.files.rows <= 2 * len(used):
+        """Copy the codes in use to new files where more than half of the rows are not, or some are damaged."""
+        if not used or (self.files.rows <= 2 * len(used) and not self._must_copy):
             return
         self.close()
         kept = sorted(used, key=self.rows.__getitem__)
         old = np.array([self.rows[content] for content in kept], dtype=np.int64)
-        self._compacted_from = self.files
         self.files = copy_rows(self.database, self.folder, self.files, old, self.precision)
         self.rows = {content: row for row, content in enumerate(kept)}
 
     def commit(self) -> None:
         """Inside of the transaction that makes the build count."""
-        if self._compacted_from is not None:
+        if self.files is not self._compacted_from:
             self.files = replace(self.files, encoder=self._compacted_from.encoder)
             write_file_set(self.database, self.files)
-            self._insert(self.files.name, self.rows, [Encoded(content, self.facts[content]) for content in self.rows])
+            self._insert(self.rows, [Encoded(content, self.facts[content]) for content in self.rows])
 
     def close(self) -> None:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
 
-    def _insert(self, name: str, rows: dict[str, int], encoded: Sequence[Encoded]) -> None:
-        self.database.change(
-            "INSERT INTO codes VALUES (?, ?, ?, ?)",
-            ((name, each.content, rows[each.content], json.dumps(each.facts, ensure_ascii=False)) for each in encoded),
-        )
+    def _insert(self, rows: dict[str, int], encoded: Sequence[Encoded]) -> None:
+        facts = ((each.content, json.dumps(each.facts, ensure_ascii=False)) for each in encoded)
+        self.database.insert("codes", ((self.files.name, content, rows[content], text) for content, text in facts))
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import secrets
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from quintet.codes import Codes
 from quintet.data.batches import ImageBatch
 from quintet.data.tokenizers import Tokenizer
 from quintet.errors import QuintetError
-from quintet.files import file_checksum, write_json
+from quintet.files import LARGEST_JSON, atomic_write, file_checksum, read_bytes, write_json
 from quintet.runs.checkpoint import save_tensors
 from quintet.runs.devices import pick_device
 from quintet.runs.run import ImageView, Run
@@ -166,59 +165,56 @@ def query_vectors(codes: Sequence[Codes] | Mapping[int, Codes], first: Sequence[
 # The runs and towers that an index keeps
 
 
-def keep_run(index: Path, run: Run) -> None:
-    """Copy what searching needs of a run into the index."""
-    kept = index / "runs" / run.weights_checksum
-    if (kept / "images.json").is_file():
-        return
-    folder = run.folder
-    files = [folder / "weights.safetensors", *folder.glob("stages/*/selected.safetensors")]
-    weights = next((file for file in files if file.is_file() and file_checksum(file) == run.weights_checksum), None)
-    if weights is None:
-        raise SearchError(f"the weights of run {folder} have changed since it was opened; open it again")
-    partial = kept.with_name(f".{kept.name}.{secrets.token_hex(4)}.partial")
-    try:
-        partial.mkdir(parents=True)
-        for name in ("model.json", "tokenizer.json"):
-            shutil.copyfile(folder / name, partial / name)
-        shutil.copyfile(weights, partial / "weights.safetensors")
-    except OSError as error:
-        raise SearchError(f"could not copy run {folder} into {index}: {error.strerror or error}") from error
+def keep_run(index: Path, run: Run) -> dict[str, str]:
+    """Copy what searching needs of a run into the index, unless it is there already; checksums of the files by path."""
+    kept, folder = index / "runs" / run.weights_checksum, run.folder
     # Without paths of the machine it was trained on: an index may be given away.
-    head = read_head(folder)
-    write_json(partial / "run.json", head | {"format": RUN_FORMAT, "status": "complete", "corpus": None})
+    head = read_head(folder) | {"format": RUN_FORMAT, "status": "complete", "corpus": None}
     tower = run.image_input.get("tower")
     images = run.image_input | ({"tower": tower | {"weights": None}} if tower else {})
-    write_json(partial / "images.json", images)
-    try:
-        partial.rename(kept)
-    except OSError as error:
-        raise SearchError(
-            f"could not put run {folder} at {kept}: {error.strerror or error}; move away what is there"
-        ) from error
+    found = {name: read_bytes(folder / name, LARGEST_JSON) for name in ("model.json", "tokenizer.json")}
+    for name, value in (("run.json", head), ("images.json", images)):
+        found[name] = f"{json.dumps(value, ensure_ascii=False, indent=2)}\n".encode()
+    for name, content in found.items():
+        if not (kept / name).is_file() or read_bytes(kept / name, LARGEST_JSON) != content:
+            with atomic_write(kept / name) as temporary:
+                temporary.write_bytes(content)
+    if not _is_file(kept / "weights.safetensors", run.weights_checksum):
+        files = [folder / "weights.safetensors", *folder.glob("stages/*/selected.safetensors")]
+        weights = next((file for file in files if _is_file(file, run.weights_checksum)), None)
+        if weights is None:
+            raise SearchError(f"the weights of run {folder} have changed since it was opened; open it again")
+        with atomic_write(kept / "weights.safetensors") as temporary:
+            shutil.copyfile(weights, temporary)
+    return {f"runs/{kept.name}/{name}": file_checksum(kept / name) for name in (*found, "weights.safetensors")}
+
+
+def _is_file(path: Path, checksum: str | None) -> bool:
+    return path.is_file() and file_checksum(path) == checksum
 
 
 def describe_run(run: Run) -> IndexRun:
     return IndexRun(run.name, str(run.model["name"]), run.weights_checksum)
 
 
-def keep_tower(folder: Path, state: dict[str, Any] | None) -> None:
-    """Write a tower's weights under `folder`, unless they are there, or it is not known which tower it was.
+def keep_tower(index: Path, state: dict[str, Any] | None, known: Mapping[str, str]) -> dict[str, str]:
+    """Keep a tower's weights in the index, unless it is not known which tower it was; checksums of the files by path.
 
-    `state`: as `FeatureExtractor.state` gives it.
+    `state`: as `FeatureExtractor.state` gives it. `known`: checksums of the files that are there already.
     """
     if not state or "checksum" not in state:
-        return
-    kept = folder / str(state["checksum"])
-    if (kept / "tower.safetensors").is_file():
-        return
-    name = str(state["name"])
-    tower = create_tower(name, state["weights"])
-    if name.startswith("hf:"):
-        _keep_description(kept, name.removeprefix("hf:"))
-    family = any(name.startswith(prefix) for prefix in FAMILIES)
-    model: Any = tower.model if family else tower
-    save_tensors(kept / "tower.safetensors", model.state_dict(), {"tower": name})
+        return {}
+    kept, name = index / "towers" / str(state["checksum"]), str(state["name"])
+    names = ["tower.safetensors", *(("config.json", "preprocessor_config.json") if name.startswith("hf:") else ())]
+    expected = {f"towers/{kept.name}/{each}": kept / each for each in names}
+    if not all(_is_file(path, known.get(at)) for at, path in expected.items()):
+        tower = create_tower(name, state["weights"])
+        if name.startswith("hf:"):
+            _keep_description(kept, name.removeprefix("hf:"))
+        family = any(name.startswith(prefix) for prefix in FAMILIES)
+        model: Any = tower.model if family else tower
+        save_tensors(kept / "tower.safetensors", model.state_dict(), {"tower": name})
+    return {at: file_checksum(path) for at, path in expected.items()}
 
 
 def kept_tower(folder: Path, state: dict[str, Any]) -> tuple[dict[str, Any], Path]:

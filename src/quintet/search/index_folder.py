@@ -5,8 +5,7 @@ items.sqlite    what the index is: the manifest, the items, which content has wh
 vectors/        the codes, each once, in append-only files (see `vectors.py`), and FAISS's index where there are many
 runs/, towers/  the weights of the runs and of their image towers: the index needs nothing else
 images/         images that were in tar shards, unpacked
-lock            held while the index is written; readers never wait. It says whose it is, and the index's name in
-                engines
+lock            while the index is written; readers never wait
 
 A build is a transaction on items.sqlite: a kill leaves the last commit. Other files in the folder are somebody else's
 (see `ownership.py`).
@@ -14,23 +13,24 @@ A build is a transaction on items.sqlite: a kill leaves the last commit. Other f
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import quintet
 from quintet.errors import QuintetError
-from quintet.files import read_json, write_json
+from quintet.files import UNFINISHED, check_shape, header_format, read_json, write_json
 from quintet.search import SearchError, StaleIndex
-from quintet.search.items import ItemDatabase
+from quintet.search.items import KINDS, ItemDatabase
 
-FORMAT, VERSION = "quintet-index", 3
-
+FORMAT, VERSION = "quintet-index", 4
+CHECKSUM = re.compile(r"[0-9a-f]{64}")
 
 RootKind = Literal["folder", "corpus", "shards"]
 
@@ -80,9 +80,10 @@ class Manifest:
     dim: int  # of the first stage
     store: str  # "exact", "faiss" (in the index itself), or the address of an engine
     files: dict[str, str]  # kind -> the set of files that holds its codes
-    faiss: dict[str, dict[str, Any]]  # kind -> FAISS's index of it, where there is one (see `vector_search.py`)
+    faiss: dict[str, dict[str, str | int]]  # kind -> FAISS's index of it, where there is one (see `vector_search.py`)
     counts: dict[str, int]
     roots: tuple[Root, ...]
+    kept: dict[str, str] = field(default_factory=dict)  # checksums of the files in runs/ and towers/
     texts: str | None = None  # where indexed texts came from
     made: dict[str, Any] = field(default_factory=dict)  # command, time and versions
 
@@ -99,15 +100,19 @@ class Manifest:
         if head is None:
             raise StaleIndex(f"{database.path} holds no finished build; build the index again")
         try:
-            values = dict(head)
-            values["runs"] = tuple(IndexRun(**run) for run in values["runs"])
-            values["roots"] = tuple(Root(**root) for root in values["roots"])
-            values |= {key: tuple(values[key]) for key in ("first", "rerank")}
-            return Manifest(**values)
-        except (KeyError, TypeError, AttributeError) as error:
-            raise StaleIndex(
-                f"{database.path} is damaged ({error!r}); build the index again with --overwrite"
-            ) from None
+            found = check_shape(head, Manifest, str(database.path))
+        except QuintetError as error:
+            raise StaleIndex(f"{error}: it is damaged; build the index again with --overwrite") from None
+        names = [*found.kept, *(str(notes.get("file")) for notes in found.faiss.values())]
+        if not (
+            found.runs
+            and all(CHECKSUM.fullmatch(run.weights) for run in found.runs)
+            and all(0 <= number < len(found.runs) for number in (*found.first, *found.rerank))
+            and all(set(found.counts) == {*KINDS} and kind in found.files for kind in KINDS if found.counts.get(kind))
+            and not any(Path(name).is_absolute() or ".." in Path(name).parts for name in names)
+        ):
+            raise StaleIndex(f"the manifest in {database.path} is damaged; build the index again with --overwrite")
+        return found
 
     def put(self, database: ItemDatabase) -> None:
         """Inside of a transaction."""
@@ -117,19 +122,19 @@ class Manifest:
 # index.json; reading it needs no torch
 
 
-def write_marker(index: Path) -> None:
+def write_marker(index: Path, *, unfinished: bool = False) -> None:
     """Unless it is there."""
-    path, head = index / "index.json", {"format": FORMAT, "version": VERSION, "quintet": quintet.__version__}
-    if not path.is_file() or read_json(path) != head:
-        write_json(path, head)
+    head = {"format": FORMAT + UNFINISHED * unfinished, "version": VERSION, "quintet": quintet.__version__}
+    if not (index / "index.json").is_file() or read_json(index / "index.json") != head:
+        write_json(index / "index.json", head)
 
 
 def check_marker(index: Path) -> None:
     """Raise unless the folder is an index of this format."""
     path = index / "index.json"
-    if not path.is_file():
+    if not path.is_file() or header_format(path) == FORMAT + UNFINISHED:
         raise SearchError(
-            f"{index} is not an index, or its first build has not finished (no index.json); "
+            f"{index} is not an index, or its first build has not finished; "
             f"`quintet index RUN IMAGES -o {index}` makes or finishes it"
         )
     try:
@@ -144,12 +149,15 @@ def check_marker(index: Path) -> None:
         raise StaleIndex(
             f"index {index} has format {version} (of Quintet {head.get('quintet', '?')}), and Quintet "
             f"{quintet.__version__} reads format {VERSION}; "
-            + (f"build it again with: {_command(index, head)}" if older else "update Quintet to use it")
+            + (f"build a new one with: {_command(index, head)}" if older else "update Quintet to use it")
         )
 
 
 def _command(index: Path, head: Mapping[str, Any]) -> str:
     """How an index of an older format is built again: of the runs that are in it, from the same sources."""
+    with suppress(SearchError, ValueError), closing(ItemDatabase.open_snapshot(index / "items.sqlite")) as old:
+        ((manifest,),) = old.query("SELECT value FROM head WHERE name = 'manifest'")  # of format 3
+        head = {**head, **json.loads(manifest)}
     runs = [str(index / "runs" / run["weights"]) for run in _listed(head, "runs") if "weights" in run] or ["RUN"]
     own = [number for number in head.get("first") or [0] if number < len(runs)] or [0]
     words = ["quintet", "index", runs[own[0]]]
@@ -158,7 +166,7 @@ def _command(index: Path, head: Mapping[str, Any]) -> str:
     rerank = [number for number in range(len(runs)) if number not in own]
     words += [word for number in rerank for word in ("--rerank-with", runs[number])]
     words += ["--texts", head["texts"]] if head.get("texts") else []
-    return shlex.join([*words, "-o", str(index), "--overwrite"])
+    return shlex.join([*words, "-o", f"{index}-new"])
 
 
 def _listed(head: Mapping[str, Any], name: str) -> Sequence[Mapping[str, Any]]:

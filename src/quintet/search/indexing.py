@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -15,16 +16,16 @@ import torch
 
 from quintet.data.corpus import Corpus
 from quintet.evaluation.result import provenance
-from quintet.files import read_json, user_path
+from quintet.files import header_format, read_json, user_path
 from quintet.runs.encoding import Progress, reported
 from quintet.runs.run import Run, load
 from quintet.search import SearchError, StaleIndex
 from quintet.search.encoded import EncodedItems, ImageEncoder, encode_texts
 from quintet.search.encoder import Encoder, Roles, assign_roles, describe_run, first_vectors, keep_run, keep_tower
-from quintet.search.index_folder import Manifest, Root, check_marker, path_text, text_path, write_marker
-from quintet.search.items import KINDS, Entry, Item, ItemDatabase, Kind
+from quintet.search.index_folder import FORMAT, Manifest, Root, check_marker, path_text, text_path, write_marker
+from quintet.search.items import KINDS, Entry, Item, ItemDatabase, Kind, rescue
 from quintet.search.kept import Earlier, Unlisted, check_dropped, key
-from quintet.search.ownership import check_sources, remove_older_format, remove_unused, writing
+from quintet.search.ownership import check_sources, remove_unused, writing
 from quintet.search.sources import IndexedText, Sources, find_images, find_texts, numbered
 from quintet.search.stores import open_store
 from quintet.search.stores.choice import choose_store, faiss_kind, is_own, store_address, try_store
@@ -47,6 +48,7 @@ class BuildReport:
     encoded: int = 0  # images and texts whose codes were made now; the codes of the others were there
     generation: int = 0
     seconds: float = 0.0
+    repaired: list[str] = field(default_factory=list)  # what was damaged in the index, and is made anew
 
 
 def build_index(
@@ -92,11 +94,8 @@ def build_index(
     check_sources(index, [*places, *([] if texts is None else [texts])])
     _check_missing(places, index, overwrite)
     team = _open_team(_several(run), _several(rerank_with), device, precision)
-    with writing(index) as name:
-        if not overwrite and (index / "index.json").exists():
-            check_marker(index)
-            if not (index / "items.sqlite").exists():
-                raise StaleIndex(f"{index / 'items.sqlite'} is missing; build the index again with --overwrite")
+    with writing(index):
+        repaired = _repair(index, overwrite)
         with (
             closing(ItemDatabase.open_writer(index / "items.sqlite")) as database,
             reported(progress, f"indexing {index.name}", None) as report,
@@ -109,16 +108,18 @@ def build_index(
             found_texts = find_texts(texts, split=split) if texts is not None else []
             _check_listed(found, old, len(found_texts), overwrite and database.head("manifest") is not None)
             most = max(len(found.images), len(found_texts))
-            store = choose_store(store, most, name + team.fingerprint)
+            store = choose_store(store, most, _name(database) + team.fingerprint)
             if team.roles.first:
                 try_store(store, team.roles.dim, most)
+            kept = {} if before is None else before.kept
+            now_kept: dict[str, str] = {}
             for each in team.encoder.runs:
-                keep_run(index, each)
-                keep_tower(index / "towers", each.image_input.get("tower"))
+                now_kept |= keep_run(index, each) | keep_tower(index, each.image_input.get("tower"), kept)
 
             encoded = {
                 kind: EncodedItems(database, index / "vectors", kind, team.fingerprint, precision) for kind in KINDS
             }
+            repaired += [f"vectors/{each}" for kind in KINDS for each in encoded[kind].damaged]
             count = _Count(len(found.images) + len(found_texts), report)
             images = ImageEncoder(encoded["image"], team.encoder, batch_size=batch_size, workers=workers)
             contents = found.without_moved(images.encode(found, _known_contents(found), count))
@@ -144,11 +145,12 @@ def build_index(
                 faiss=_prepare_indexes(database, index, before, team.roles, store, encoded, entries),
                 counts={kind: len(entries[kind]) for kind in KINDS},
                 roots=tuple(found.roots),
+                kept=now_kept,
                 texts=None if texts is None else path_text(texts.resolve()),
                 made=provenance(),
             )
             new = {entry.item.id: entry for kind in KINDS for entry in entries[kind]}
-            if before is not None and _same(before, manifest, old, new):
+            if before is not None and not repaired and _same(before, manifest, old, new):
                 manifest = before
             else:
                 in_engine = bool(manifest.first) and not is_own(store)
@@ -167,6 +169,7 @@ def build_index(
         encoded=made,
         generation=manifest.generation,
         seconds=time.monotonic() - began,
+        repaired=repaired,
     )
 
 
@@ -234,7 +237,7 @@ def _open_team(
 
 def _before(index: Path, database: ItemDatabase, team: _Team, overwrite: bool) -> Manifest | None:
     """The index as it is; None where there is none yet, or where it is to be replaced."""
-    if overwrite or (database.head("manifest") is None and not (index / "index.json").exists()):
+    if overwrite or database.head("manifest") is None:
         return None
     before = Manifest.of(database)
     if (before.encoder, before.first, before.rerank) == (team.fingerprint, team.roles.first, team.roles.rerank):
@@ -244,6 +247,35 @@ def _before(index: Path, database: ItemDatabase, team: _Team, overwrite: bool) -
         f"index {index} was built by other runs ({names}) or in another precision, and codes of different runs cannot "
         "be compared; use the same runs, another folder, or --overwrite to replace it"
     )
+
+
+def _repair(index: Path, overwrite: bool) -> list[str]:
+    """See that there is a database to go on with; what of it was damaged."""
+    path, finished = index / "items.sqlite", header_format(index / "index.json") == FORMAT
+    if finished:
+        check_marker(index)
+    if not path.exists():
+        if finished and not overwrite:
+            raise StaleIndex(f"{path} is missing; build the index again with --overwrite")
+        return []
+    try:
+        with closing(ItemDatabase.open_writer(path)) as database:
+            if not (damage := database.damage()):
+                return []
+    except StaleIndex as error:
+        damage = [str(error)]
+    rescue(path)
+    return [f"{path.name}: {line}" for line in damage]
+
+
+def _name(database: ItemDatabase) -> str:
+    """What tells this index from others in an engine."""
+    name = database.head("name")
+    if name is None:
+        name = secrets.token_hex(8)
+        with database.transaction():
+            database.set_head("name", name)
+    return str(name)
 
 
 def _entries_of(database: ItemDatabase, before: Manifest | None) -> dict[str, Entry]:
@@ -378,7 +410,6 @@ def _commit(
 
 def _finish(index: Path, database: ItemDatabase, manifest: Manifest, images: Sequence[Entry]) -> None:
     """After the commit: mark the folder and remove what nothing needs any more. Killed here, the next build does it."""
-    remove_older_format(index)
     write_marker(index)
     remove_unused_files(database, index / "vectors")
     runs = {run.weights for run in manifest.runs}

@@ -6,6 +6,7 @@ its opening to its end, so it sees one generation whatever is committed meanwhil
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -13,15 +14,18 @@ import shutil
 import sqlite3
 import tempfile
 import threading
+import weakref
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import IO, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
+from quintet.files import atomic_write
 from quintet.search import SearchError, StaleIndex, StoreError, UnknownItem
 from quintet.search.stores.where import Clause, Scalar, Where, glob
 
@@ -33,21 +37,27 @@ AT_ONCE = 10_000  # values in one statement; SQLite allows some 32,000
 CACHE_KIB = 16_384  # of the database that a connection keeps in memory
 RESUMES = "what was committed is unchanged: make room and run the same command again, it resumes"
 
-APPLICATION = 0x514E5458  # in the head of the file: it is ours
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS head (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+APPLICATION, SCHEMA = 0x514E5458, 4  # in the head of the file: it is ours, and how its tables are
+# The last column of a checked table is the checksum of the others.
+CHECKED = ("head", "files", "blocks", "codes", "items")
+_TABLES = """
+CREATE TABLE IF NOT EXISTS head (name TEXT PRIMARY KEY, value TEXT NOT NULL, sum INTEGER) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS files (
     name TEXT PRIMARY KEY, kind TEXT NOT NULL, encoder TEXT NOT NULL, parts TEXT NOT NULL, rows INTEGER NOT NULL,
-    norm REAL NOT NULL
+    norm REAL NOT NULL, sum INTEGER
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS blocks (
+    file TEXT NOT NULL, start INTEGER NOT NULL, size INTEGER NOT NULL, first INTEGER NOT NULL, rows INTEGER NOT NULL,
+    checksum INTEGER NOT NULL, sum INTEGER, PRIMARY KEY (file, start, size)
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS unused (name TEXT PRIMARY KEY) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS codes (
-    file TEXT NOT NULL, content TEXT NOT NULL, row INTEGER NOT NULL, facts TEXT NOT NULL, PRIMARY KEY (file, content)
+    file TEXT NOT NULL, content TEXT NOT NULL, row INTEGER NOT NULL, facts TEXT NOT NULL, sum INTEGER,
+    PRIMARY KEY (file, content)
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS items (
-    number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, kind TEXT NOT NULL, root INTEGER, path TEXT, text TEXT,
-    metadata TEXT NOT NULL,
-    content TEXT NOT NULL, stamp TEXT NOT NULL, row INTEGER NOT NULL
+    id TEXT NOT NULL UNIQUE, kind TEXT NOT NULL, root INTEGER, path TEXT, text TEXT, metadata TEXT NOT NULL,
+    content TEXT NOT NULL, stamp TEXT NOT NULL, row INTEGER NOT NULL, number INTEGER PRIMARY KEY, sum INTEGER
 );
 CREATE INDEX IF NOT EXISTS items_by_row ON items (kind, row);
 CREATE TABLE IF NOT EXISTS fields (
@@ -100,6 +110,13 @@ class Entry(NamedTuple):
     stamp: str  # size and time of change of the file when it was read; the same stamp, the same content
 
 
+def content_of(data: bytes | IO[bytes]) -> str:
+    """The checksum by which an image is known, wherever it lies."""
+    if isinstance(data, bytes):
+        return hashlib.sha256(data).hexdigest()[:32]
+    return hashlib.file_digest(data, "sha256").hexdigest()[:32]  # type: ignore[arg-type]
+
+
 class ItemDatabase:
     """`items.sqlite`, for any number of threads: opened to read one snapshot, or by the one writer."""
 
@@ -107,7 +124,8 @@ class ItemDatabase:
         self, connection: sqlite3.Connection, path: Path, facts: Callable[[Item], Facts], copied: Path | None = None
     ) -> None:
         """Use `open_snapshot` or `open_writer`. `facts`: what filters see of an item."""
-        self.path, self._connection, self._facts, self._copied = path, connection, facts, copied
+        self.path, self._connection, self._facts = path, connection, facts
+        self._end = weakref.finalize(self, _end, connection, copied)
         self._same_for_a_kind = set(facts(Item("", "image")))  # not in `fields`
         self._lock = threading.RLock()
         connection.isolation_level = None  # transactions begin and end where this class says
@@ -138,7 +156,7 @@ class ItemDatabase:
         return database
 
     @classmethod
-    def open_writer(cls, path: Path, facts: Callable[[Item], Facts] = Item.facts) -> ItemDatabase:
+    def open_writer(cls, path: Path, facts: Callable[[Item], Facts] = Item.facts, journal: str = "WAL") -> ItemDatabase:
         """Make the database where there is none. The caller holds the lock of the folder."""
         try:
             connection = sqlite3.connect(path, check_same_thread=False)
@@ -147,11 +165,12 @@ class ItemDatabase:
         try:
             database = cls(connection, path, facts)
             _check_ours(connection, path)
-            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute(f"PRAGMA journal_mode = {journal}")
             connection.execute("PRAGMA synchronous = FULL")  # a commit outlives a power cut
             with database.transaction():
                 connection.execute(f"PRAGMA application_id = {APPLICATION}")
-                for statement in _SCHEMA.split(";"):
+                connection.execute(f"PRAGMA user_version = {SCHEMA}")
+                for statement in _TABLES.split(";"):
                     connection.execute(statement)
         except (sqlite3.Error, SearchError) as error:
             connection.close()
@@ -165,52 +184,15 @@ class ItemDatabase:
         """All that is changed inside is committed at the end, or nothing is."""
         with self._lock:
             try:
-                self.begin()
+                self._connection.execute("BEGIN IMMEDIATE")
                 yield
-                self.commit()
+                self._connection.execute("COMMIT")
             except BaseException as error:
-                self.rollback()
+                with suppress(sqlite3.Error):
+                    self._connection.execute("ROLLBACK")
                 if isinstance(error, sqlite3.Error):
                     raise _failed(self.path, error) from error
                 raise
-
-    def begin(self) -> None:
-        with self._errors():
-            self._connection.execute("BEGIN IMMEDIATE")
-
-    def commit(self) -> None:
-        with self._errors():
-            self._connection.execute("COMMIT")
-
-    def rollback(self) -> None:
-        with suppress(sqlite3.Error), self._lock:
-            self._connection.execute("ROLLBACK")
-
-    @property
-    def in_transaction(self) -> bool:
-        return self._connection.in_transaction
-
-    @contextmanager
-    def one_change(self) -> Iterator[None]:
-        """Inside of a transaction: what is changed inside is changed whole, or not at all."""
-        with self._errors():
-            self._connection.execute("SAVEPOINT one_change")
-            try:
-                yield
-            except BaseException:
-                with suppress(sqlite3.Error):
-                    self._connection.execute("ROLLBACK TO one_change")
-                    self._connection.execute("RELEASE one_change")
-                raise
-            self._connection.execute("RELEASE one_change")
-
-    @contextmanager
-    def _errors(self) -> Iterator[None]:
-        try:
-            with self._lock:
-                yield
-        except sqlite3.Error as error:
-            raise _failed(self.path, error) from error
 
     def query(self, statement: str, values: Sequence[object] = ()) -> list[Any]:
         """The rows of a SELECT."""
@@ -226,15 +208,44 @@ class ItemDatabase:
         """A statement for each of `values`, inside of a transaction."""
         self._connection.executemany(statement, values)
 
+    def insert(self, table: str, rows: Iterable[Sequence[object]]) -> None:
+        """Into one of the checked tables, inside of a transaction; a row of the same key is replaced."""
+        marks = ",".join("?" * len(self.query(f"SELECT * FROM pragma_table_info('{table}')")))
+        checked = ((*row, row_sum(row)) for row in rows)
+        self._connection.executemany(f"INSERT OR REPLACE INTO {table} VALUES ({marks})", checked)
+
     # The head: named JSON values
 
     def head(self, name: str) -> Any:
         """None where it was never set."""
-        rows = self.query("SELECT value FROM head WHERE name = ?", (name,))
-        return json.loads(rows[0][0]) if rows else None
+        rows = self.query("SELECT * FROM head WHERE name = ?", (name,))
+        return json.loads(rows[0][1]) if self.checked(rows) else None
 
     def set_head(self, name: str, value: object) -> None:
-        self.change("INSERT OR REPLACE INTO head VALUES (?, ?)", [(name, json.dumps(value, ensure_ascii=False))])
+        self.insert("head", [(name, json.dumps(value, ensure_ascii=False))])
+
+    def checked(self, rows: list[Any]) -> list[Any]:
+        """Whole rows of a checked table, which raises where one is not as it was written."""
+        if any(not _is_intact(row) for row in rows):
+            raise StaleIndex(f"{self.path} is damaged: a row is not as it was written; build the index again")
+        return rows
+
+    def damage(self) -> list[str]:
+        """What is not as it was written."""
+        try:
+            with self._lock:
+                lines = [line for (line,) in self._connection.execute("PRAGMA integrity_check(3)") if line != "ok"]
+                for table in CHECKED:
+                    rows = self._connection.execute(f"SELECT * FROM {table}")
+                    if bad := sum(not _is_intact(row) for row in rows):
+                        lines.append(f"{bad} rows of {table} are not as they were written")
+                items = self._connection.execute(f"SELECT {_COLUMNS}, number FROM items")
+                expected = (row for *item, number in items for row in self._fields(number, _entries([item])[0]))
+                if _total(expected) != _total(self._connection.execute("SELECT field, value, item FROM fields")):
+                    lines.append("what filters search is not what the items are")
+        except (sqlite3.Error, ValueError, TypeError) as error:
+            return [f"{error}"]
+        return lines
 
     # Items
 
@@ -277,6 +288,13 @@ class ItemDatabase:
         """The items at these rows; equal images share one."""
         return self._that_match(self._select_in("row", rows, _COLUMNS, "kind = ?", [kind]), where)
 
+    def move(self, kind: Kind, rows: Sequence[int]) -> None:
+        """What is at `rows[n]` (ascending) is at row n from now on; inside of a transaction."""
+        for start in range(0, len(rows), AT_ONCE):
+            new = {row: number for number, row in enumerate(rows[start : start + AT_ONCE], start)}
+            found = self._select_in("row", list(new), "*", "kind = ?", [kind])
+            self.insert("items", ((*row[:8], new[row[8]], row[9]) for row in found))
+
     def remove(self, ids: Iterable[str]) -> None:
         found = self._select_in("id", list(ids), f"{_COLUMNS}, number")
         entries = _entries([row[:-1] for row in found])
@@ -294,20 +312,14 @@ class ItemDatabase:
         while some := list({entry.item.id: entry for entry in islice(waiting, AT_ONCE)}.values()):
             self.remove([entry.item.id for entry in some])
             ((first,),) = self.query("SELECT 1 + coalesce(max(number), 0) FROM items")
-            columns, marks = f"{_COLUMNS}, number", ",".join("?" * 10)
-            numbered = list(enumerate(some, first))
-            rows = ((*_row(entry), number) for number, entry in numbered)
-            self.change(f"INSERT INTO items ({columns}) VALUES ({marks})", rows)
-            fields = [row for number, entry in numbered for row in self._fields(number, entry)]
-            fields.sort(
-                key=lambda row: (row[0], type(row[1]).__name__, row[1])
-            )  # neighbours on disk are quick to write
+            self.insert("items", ((*_row(entry), number) for number, entry in enumerate(some, first)))
+            fields = [row for number, entry in enumerate(some, first) for row in self._fields(number, entry)]
+            fields.sort(key=lambda row: (row[0], type(row[1]).__name__, row[1]))  # neighbours on disk
             self.change("INSERT INTO fields VALUES (?, ?, ?)", fields)
 
     def close(self) -> None:
         with self._lock:
-            self._connection.close()
-            _remove(self._copied)
+            self._end()
 
     # Inside
 
@@ -357,6 +369,22 @@ def _fits(text: object, pattern: str) -> bool:
     return isinstance(text, str) and glob(pattern).match(text) is not None
 
 
+def row_sum(values: Sequence[object]) -> int:
+    return zlib.crc32("\x1f".join(map(str, values)).encode("utf-8", "surrogatepass"))
+
+
+def _is_intact(row: Sequence[Any]) -> bool:
+    return bool(row[-1] == row_sum(row[:-1]))
+
+
+def _total(rows: Iterable[Sequence[Any]]) -> tuple[int, int]:
+    """The same for the same rows in another order."""
+    count = total = 0
+    for row in rows:
+        count, total = count + 1, total + row_sum((*row, type(row[1]).__name__))
+    return count, total
+
+
 def _row(entry: Entry) -> tuple[object, ...]:
     item = entry.item
     metadata = json.dumps(item.metadata, ensure_ascii=False)
@@ -375,9 +403,35 @@ def _entries(rows: Sequence[Sequence[Any]]) -> list[Entry]:
 def _check_ours(connection: sqlite3.Connection, path: Path) -> None:
     """An empty file, or a database that says it is ours."""
     ((application,),) = connection.execute("PRAGMA application_id").fetchall()
+    ((schema,),) = connection.execute("PRAGMA user_version").fetchall()
     ((tables,),) = connection.execute("SELECT count(*) FROM sqlite_master").fetchall()
     if tables and application != APPLICATION:
         raise StoreError(f"{path} is another program's database; nothing was changed: move that file away")
+    if tables and schema != SCHEMA:
+        raise StoreError(f"{path} was written by another version of Quintet; nothing was changed: build another index")
+
+
+def rescue(path: Path) -> None:
+    """Write a damaged database anew, of the rows that are as they were written: nothing is encoded twice for it."""
+    with atomic_write(path) as temporary:
+        uri = f"{path.resolve().as_uri()}?mode=ro"
+        with (
+            closing(sqlite3.connect(uri, uri=True)) as old,
+            closing(ItemDatabase.open_writer(temporary, journal="MEMORY")) as fresh,
+            fresh.transaction(),
+        ):
+            for table in ("head", "files", "blocks", "codes"):
+                fresh.insert(table, (row[:-1] for row in _rows_of(old, table) if _is_intact(row)))
+            fresh.put(entry for row in _rows_of(old, "items") if _is_intact(row) for entry in _entries([row[:9]]))
+            fresh.change("INSERT OR REPLACE INTO unused VALUES (?)", _rows_of(old, "unused"))
+        for name in ("items.sqlite-wal", "items.sqlite-shm"):
+            path.with_name(name).unlink(missing_ok=True)
+
+
+def _rows_of(connection: sqlite3.Connection, table: str) -> Iterator[Any]:
+    """As many as can be read."""
+    with suppress(sqlite3.Error):
+        yield from connection.execute(f"SELECT * FROM {table}")
 
 
 def _failed(path: Path, error: sqlite3.Error) -> StoreError:
@@ -413,6 +467,11 @@ def _state(path: Path) -> tuple[int, int, int] | None:
     except FileNotFoundError:
         return None
     return facts.st_ino, facts.st_size, facts.st_mtime_ns
+
+
+def _end(connection: sqlite3.Connection, copied: Path | None) -> None:
+    connection.close()
+    _remove(copied)
 
 
 def _remove(folder: Path | None) -> None:

@@ -39,7 +39,7 @@ from quintet.search.sources import LONGEST_TEXT, unpacked
 from quintet.search.stores import Store, Where, open_store, parse_where
 from quintet.search.stores.choice import is_own, store_address
 from quintet.search.stores.store import Address, is_text
-from quintet.search.vector_search import VectorSearch, open_search
+from quintet.search.vector_search import VectorSearch, read_index
 from quintet.search.vectors import CodeFiles, read_file_sets
 
 ATTEMPTS = 3  # to open an index that is exchanged in the same moment
@@ -79,8 +79,9 @@ class _Opened:
                 raise StaleIndex(f"{database.path} is damaged: it names files that it does not know; build it again")
             self.codes[kind] = CodeFiles(folder, sets[manifest.files[kind]])
             if manifest.first and is_own(manifest.store):
-                vectors = self.codes[kind].vectors(manifest.first)
-                self._searches[kind] = open_search(database, folder, kind, vectors, manifest.faiss.get(kind, {}))
+                vectors, notes = self.codes[kind].vectors(manifest.first), manifest.faiss.get(kind)
+                faiss = read_index(folder, notes) if notes else None
+                self._searches[kind] = VectorSearch(database, kind, vectors, faiss)
             elif manifest.first:
                 self._stores[kind] = open_store(store_address(manifest.store, kind), manifest.dim)
 

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path, PurePosixPath
-from typing import IO
 
 from quintet.data.corpus import Corpus, Image
 from quintet.data.formats.assembly import Notes, read_lines
@@ -21,7 +20,7 @@ from quintet.files import atomic_write, lies_in, read_jsonl
 from quintet.search import SearchError
 from quintet.search.fields import file_facts, parse_fields, plain_fields, sidecar
 from quintet.search.index_folder import Root, RootKind, path_text, text_path
-from quintet.search.items import Entry
+from quintet.search.items import Entry, content_of
 from quintet.search.kept import Earlier, Unlisted, key
 from quintet.search.stores import Scalar
 from quintet.search.stores.store import is_text
@@ -126,13 +125,6 @@ class Sources:
 def file_stamp(facts: os.stat_result) -> str:
     """Size and time of change of a file."""
     return f"{facts.st_size}:{facts.st_mtime_ns}"
-
-
-def content_of(data: bytes | IO[bytes]) -> str:
-    """The checksum by which an image is known, wherever it lies."""
-    if isinstance(data, bytes):
-        return hashlib.sha256(data).hexdigest()[:32]
-    return hashlib.file_digest(data, "sha256").hexdigest()[:32]  # type: ignore[arg-type]
 
 
 def numbered(contents: Sequence[str]) -> list[str]:

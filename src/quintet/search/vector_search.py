@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from math import isqrt
@@ -16,11 +17,11 @@ import torch
 from torch import Tensor
 
 from quintet.files import atomic_write
-from quintet.search import StoreError
+from quintet.search import StaleIndex, StoreError
 from quintet.search.items import Entry, ItemDatabase, Kind
 from quintet.search.stores.store import first_line, required
 from quintet.search.stores.where import Where
-from quintet.search.vectors import FileSet, Vectors, adopt, announce
+from quintet.search.vectors import FileSet, Vectors, adopt, announce, crc32_of
 
 FaissKind = Literal["flat", "hnsw", "ivf"]
 FAISS_KINDS: tuple[FaissKind, ...] = get_args(FaissKind)
@@ -50,32 +51,31 @@ def scan(
     """The m best rows of `vectors` for each query: scores (n, m) descending and rows (n, m), -inf and -1 at the end
     where there are fewer. `allowed` (rows,) bool leaves out rows; the scan starts at row `first`.
     """
-    asked = torch.from_numpy(queries)
-    best = asked.new_full((len(queries), m), -torch.inf), torch.full((len(queries), m), -1)
     step = max(1024, BLOCK_BYTES // (4 * max(1, len(queries), vectors.dim)))
-    for start in range(first, len(vectors), step):
-        stop = min(start + step, len(vectors))
-        scores = asked @ torch.from_numpy(vectors.block(start, stop)).T  # (n, b)
-        if allowed is not None:
-            scores.masked_fill_(~torch.from_numpy(allowed[start:stop]), -torch.inf)
-        best = _better(best, (scores, torch.arange(start, stop)), m)
-    return best[0].numpy(), best[1].numpy()
+    starts = range(first, len(vectors), step)
+    blocks = ((start, min(start + step, len(vectors))) for start in starts)
+    return _best_of(queries, m, ((np.arange(*ends), vectors.block(*ends)) for ends in blocks), allowed)
 
 
 def compare(vectors: Vectors, queries: np.ndarray, m: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """As `scan`, of some rows only, of which nothing else is read."""
+    parts = (rows[start : start + BLOCK] for start in range(0, len(rows), BLOCK))
+    return _best_of(queries, m, ((some, vectors.pick(some)) for some in parts), None)
+
+
+def _best_of(
+    queries: np.ndarray, m: int, blocks: Iterable[tuple[np.ndarray, np.ndarray]], allowed: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """`blocks`: rows (b,) with their vectors (b, dim)."""
     asked = torch.from_numpy(queries)
     best = asked.new_full((len(queries), m), -torch.inf), torch.full((len(queries), m), -1)
-    for start in range(0, len(rows), BLOCK):
-        some = rows[start : start + BLOCK]
-        best = _better(best, (asked @ torch.from_numpy(vectors.pick(some)).T, torch.from_numpy(some)), m)
+    for rows, vectors in blocks:
+        scores = asked @ torch.from_numpy(vectors).T  # (n, b)
+        if allowed is not None:
+            scores.masked_fill_(~torch.from_numpy(allowed[rows]), -torch.inf)
+        top, positions = scores.topk(min(m, len(rows)), dim=1)  # (n, <= m)
+        best = _merge(best, (top, torch.where(top.isneginf(), -1, torch.from_numpy(rows)[positions])), m)
     return best[0].numpy(), best[1].numpy()
-
-
-def _better(best: tuple[Tensor, Tensor], block: tuple[Tensor, Tensor], m: int) -> tuple[Tensor, Tensor]:
-    scores, rows = block
-    top, positions = scores.topk(min(m, scores.shape[1]), dim=1)  # (n, <= m)
-    return _merge(best, (top, torch.where(top.isneginf(), -1, rows[positions])), m)
 
 
 def _merge(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor], m: int) -> tuple[Tensor, Tensor]:
@@ -116,7 +116,6 @@ def extend_index(index: Any, vectors: Vectors) -> None:
     """Add the rows that it does not have yet."""
     for start in range(index.ntotal, len(vectors), BLOCK):
         index.add(vectors.block(start, min(start + BLOCK, len(vectors))))
-        vectors.release()
 
 
 def write_index(index: Any, path: Path) -> None:
@@ -128,15 +127,19 @@ def write_index(index: Any, path: Path) -> None:
             raise StoreError(f"could not write {path}: {first_line(error)}; what was committed is unchanged") from None
 
 
-def read_index(path: Path, *, mapped: bool) -> Any:
-    """`mapped`: left on disk and paged in as it is searched; such an index cannot be added to."""
-    faiss = required("faiss", "index")
-    if not path.exists():
-        raise FileNotFoundError(path)
+def read_index(folder: Path, notes: Mapping[str, Any]) -> Any:
+    """Into memory: an index that is mapped ends the process when its file is cut short, and FAISS trusts what it reads.
+
+    FileNotFoundError where it is gone: a writer may have replaced it meanwhile.
+    """
+    path = folder / notes["file"]
+    with path.open("rb") as file:
+        if crc32_of(file) != notes["checksum"]:
+            raise StaleIndex(f"{path} is damaged; build the index again")
     try:
-        return faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC if mapped else 0)
+        return required("faiss", "index").read_index(str(path))
     except RuntimeError as error:
-        raise StoreError(f"{path} is damaged ({first_line(error)}); build it again") from None
+        raise StaleIndex(f"{path} cannot be read ({first_line(error)}); build the index again") from None
 
 
 def search_parameters(index: Any, m: int, share: float, selector: Any) -> Any:
@@ -157,14 +160,17 @@ def prepare_index(
     """
     if kind == "flat" or not len(vectors):
         return {}
-    same = notes.get("kind") == kind and notes.get("of") == files.name and (folder / notes["file"]).exists()
-    if same and len(vectors) - notes["rows"] <= max(TAIL, TAIL_SHARE * len(vectors)):
+    index, learnt_from = None, len(vectors)
+    if notes.get("kind") == kind and notes.get("of") == files.name:
+        with suppress(StaleIndex, OSError):  # a damaged one is made anew
+            if len(vectors) < RETRAIN * notes["learnt_from"]:
+                index, learnt_from = read_index(folder, notes), notes["learnt_from"]
+    if index is not None and len(vectors) - index.ntotal <= max(TAIL, TAIL_SHARE * len(vectors)):
         return dict(notes)
-    if same and len(vectors) < RETRAIN * notes["learnt_from"]:
-        index, learnt_from = read_index(folder / notes["file"], mapped=False), notes["learnt_from"]
-        extend_index(index, vectors)
+    if index is None:
+        index = make_index(kind, vectors)
     else:
-        index, learnt_from = make_index(kind, vectors), len(vectors)
+        extend_index(index, vectors)
     number = 1
     while (folder / f"{files.name}-{number}.faiss").exists():
         number += 1
@@ -172,7 +178,10 @@ def prepare_index(
     with database.transaction():
         announce(database, [file])
     write_index(index, folder / file)
-    return {"kind": kind, "of": files.name, "file": file, "rows": len(vectors), "learnt_from": learnt_from}
+    with (folder / file).open("rb") as written:
+        checksum = crc32_of(written)
+    found = {"kind": kind, "of": files.name, "file": file, "rows": len(vectors), "learnt_from": learnt_from}
+    return found | {"checksum": checksum}
 
 
 def exchange_index(database: ItemDatabase, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
@@ -206,7 +215,7 @@ class VectorSearch:
     """The nearest items of one kind, for any number of threads at once."""
 
     def __init__(self, database: ItemDatabase, kind: Kind, vectors: Vectors, index: Any = None) -> None:
-        """`index`: FAISS's, of the first rows; None: every vector is compared."""
+        """`index`: FAISS's, of the first rows, as `read_index` gives it; None: every vector is compared."""
         self._database, self._kind, self.vectors, self._index = database, kind, vectors, index
         self._indexed = 0 if index is None else int(index.ntotal)
         # A float32 product of two vectors of d numbers is wrong by at most d * 2^-24 of the product of their lengths.
@@ -255,11 +264,11 @@ class VectorSearch:
         """Scores (n, m) descending and rows (n, m); the caller asks for no more rows than are selected."""
         if selection.few is not None:
             return compare(self.vectors, queries, m, selection.few)
-        allowed, whole = selection.allowed, self.vectors.whole
-        if self._index is None and (whole is None or self._faiss is None):
-            return scan(self.vectors, queries, m, allowed)
+        allowed = selection.allowed
         if self._index is None:
-            assert whole is not None
+            whole = self.vectors.whole()
+            if whole is None or self._faiss is None:
+                return scan(self.vectors, queries, m, allowed)
             return self._compare_all(whole, queries, m, selection.selector)
         parameters = search_parameters(self._index, m, selection.share, selection.selector)
         scores, rows = self._index.search(queries, m, params=parameters)
@@ -268,13 +277,12 @@ class VectorSearch:
         short = rows[:, -1] < 0  # the index did not come across enough of the selected rows
         if short.any():
             scores[short], rows[short] = scan(self.vectors, queries[short], m, allowed)
-            self.vectors.release()  # FAISS has vectors of its own; these are wanted rarely
         return scores, rows
 
     def _compare_all(
         self, vectors: np.ndarray, queries: np.ndarray, m: int, selector: Any
     ) -> tuple[np.ndarray, np.ndarray]:
-        """What IndexFlatIP does, on the mapped file."""
+        """What IndexFlatIP does, without a copy."""
         point, queries = self._faiss.swig_ptr, np.ascontiguousarray(queries)
         scores = np.empty((len(queries), m), dtype=np.float32)
         rows = np.empty((len(queries), m), dtype=np.int64)
@@ -297,6 +305,8 @@ class VectorSearch:
                 self._selections.move_to_end(where)
                 return self._selections[where]
         rows, total = self._database.rows(self._kind, where), len(self.vectors)
+        if len(rows) and not 0 <= rows[0] <= rows[-1] < total:
+            raise StaleIndex(f"{self._database.path} is damaged: it names a row that no file has; build it again")
         found = Selection(len(rows))
         if len(rows) < total:
             allowed = np.zeros(total, dtype=bool)
@@ -309,10 +319,3 @@ class VectorSearch:
             while len(self._selections) > FILTERS:
                 self._selections.popitem(last=False)
         return found
-
-
-def open_search(
-    database: ItemDatabase, folder: Path, kind: Kind, vectors: Vectors, notes: Mapping[str, Any]
-) -> VectorSearch:
-    """FileNotFoundError where the index's file is gone: a writer may have replaced it meanwhile."""
-    return VectorSearch(database, kind, vectors, read_index(folder / notes["file"], mapped=True) if notes else None)

@@ -1,4 +1,4 @@
-"""Codes on disk: append-only files of raw rows, read by memory mapping.
+"""Codes on disk: append-only files of raw rows.
 
 For the codes that run 0 makes of images, in the first set of files that an index wrote:
 
@@ -7,22 +7,25 @@ For the codes that run 0 makes of images, in the first set of files that an inde
     vectors/image-1-run0-boxes.bin        (sum of lengths, 4) float32, of images; NaN where they are not known
     vectors/image-1-run0-lengths.bin      (n,) int32: how many fragments each item has
 
-How many rows count stands in the database (`files.rows`). Rows behind them were never committed; the next writer cuts
-them off. A row is never changed: a reader maps the rows of its snapshot and keeps them, also when the files are
-removed.
+How many rows count stands in the database (`files.rows`), and so do checksums of what each batch appended (`blocks`).
+Rows behind them were never committed; the next writer cuts them off. A row is never changed: a reader keeps the files
+of its snapshot open, also when they are removed. They are read, not mapped: a file that is cut short meanwhile is an
+error (`StaleIndex`), where a mapping would end the process.
 """
 
 from __future__ import annotations
 
 import json
-import mmap
 import os
-from collections.abc import Iterator, Sequence
+import sys
+import threading
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -36,8 +39,9 @@ from quintet.search.items import RESUMES, ItemDatabase, Kind
 PARTS = ("embedding", "fragments", "boxes")
 RAGGED = PARTS[1:]
 STORED = {"float32": torch.int32, "float16": torch.int16, "bfloat16": torch.int16}  # numpy knows no bfloat16: as bits
-RESIDENT_BYTES = 128 * 2**20  # rows picked from a mapping may keep this much of it in memory
-READ_AROUND = 64 * 2**10  # touching one byte of a mapped file brings in its neighbourhood
+BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int32": 4}
+LOADED_BYTES = 4 << 30  # embeddings that are kept in memory to be compared; more are read anew for every search
+READ_BYTES = 16 << 20  # at a time, to compare checksums
 COPIED = 4096  # rows at a time
 
 
@@ -59,21 +63,21 @@ class FileSet:
 
 
 def read_file_sets(database: ItemDatabase) -> dict[str, FileSet]:
-    rows = database.query("SELECT name, kind, encoder, parts, rows, norm FROM files ORDER BY name")
+    rows = database.checked(database.query("SELECT * FROM files ORDER BY name"))
     return {
         name: FileSet(name, kind, encoder, json.loads(parts), count, norm)
-        for name, kind, encoder, parts, count, norm in rows
+        for name, kind, encoder, parts, count, norm, _ in rows
     }
 
 
 def write_file_set(database: ItemDatabase, files: FileSet) -> None:
     """Inside of a transaction."""
     row = (files.name, files.kind, files.encoder, json.dumps(files.parts), files.rows, files.norm)
-    database.change("INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?, ?)", [row])
+    database.insert("files", [row])
 
 
-# Names of files that no commit needs: they are on this list before they are made, and leave it in the commit that
-# needs them; and they come on it in the commit that needs them no more. So a kill leaves no file that nobody knows.
+# Names of files that no commit needs: they come on this list in the commit that needs them no more, or before they are
+# made, and leave it in the commit that needs them. So a kill leaves no file that nobody knows.
 
 
 def announce(database: ItemDatabase, names: Sequence[str]) -> None:
@@ -84,6 +88,14 @@ def announce(database: ItemDatabase, names: Sequence[str]) -> None:
 def adopt(database: ItemDatabase, names: Sequence[str]) -> None:
     """Inside of a transaction."""
     database.change("DELETE FROM unused WHERE name = ?", [(name,) for name in names])
+
+
+def retire(database: ItemDatabase, files: FileSet) -> None:
+    """Inside of a transaction: from its commit on, nothing needs these files."""
+    database.change("DELETE FROM files WHERE name = ?", [(files.name,)])
+    database.change("DELETE FROM codes WHERE file = ?", [(files.name,)])
+    database.change("DELETE FROM blocks WHERE file = ?", [(name,) for name in files.files])
+    announce(database, files.files)
 
 
 def remove_unused_files(database: ItemDatabase, folder: Path) -> None:
@@ -108,6 +120,9 @@ def new_name(database: ItemDatabase, folder: Path, kind: Kind) -> str:
     return f"{kind}-{number}"
 
 
+# Writing
+
+
 class CodeWriter:
     """Appends to a set of files, which it makes when the first codes come."""
 
@@ -118,35 +133,35 @@ class CodeWriter:
         if files.parts:
             self._open_files()
 
-    def _open_files(self) -> None:
-        """Cut off what was never committed."""
-        with os_errors_as_store_error(self.folder):
-            self._ends = dict(zip(self.files.files, _sizes(self.folder, self.files), strict=True))
-            for name, end in self._ends.items():
-                self._open[name] = (self.folder / name).open("r+b", buffering=0)
-                if os.fstat(self._open[name].fileno()).st_size != end:
-                    os.truncate(self._open[name].fileno(), end)
-                self._open[name].seek(end)
+    def append(self, codes: Sequence[Codes], commit: Callable[[int], None] = lambda first: None) -> None:
+        """One `Codes` for each run. Durable when it returns; after a failure nothing of it stays.
 
-    def append(self, codes: Sequence[Codes]) -> FileSet:
-        """One `Codes` for each run. On disk when it returns; counts once the caller commits the set it gives."""
+        `commit(first)`: what else belongs to the transaction that makes the rows, from row `first` on, count.
+        """
         codes = [part.to("cpu") for part in codes]
         if not self._open:
             self._start(codes)
+        first, count = self.files.rows, len(codes[0])
+        embeddings = [part.embedding for part in codes if part.embedding is not None]
+        norm = float(torch.cat(embeddings, dim=1).double().norm(dim=1).max()) if embeddings else 0.0
+        files = replace(self.files, rows=first + count, norm=max(self.files.norm, norm))
+        blocks = []
         try:
             with os_errors_as_store_error(self.folder):
                 for member, part in enumerate(codes):
                     for name, data in _raw(part, self.files, member).items():
                         write_synced(self._open[name], data)
-        except StoreError:
-            self.cut()
+                        blocks.append((name, self._ends[name], len(data), first, count, zlib.crc32(data)))
+            with self.database.transaction():
+                write_file_set(self.database, files)
+                self.database.insert("blocks", blocks)
+                commit(first)
+        except BaseException:
+            for name, file in self._open.items():
+                with suppress(OSError):
+                    os.truncate(file.fileno(), self._ends[name])
+                    file.seek(self._ends[name])
             raise
-        embeddings = [part.embedding for part in codes if part.embedding is not None]
-        norm = float(torch.cat(embeddings, dim=1).double().norm(dim=1).max()) if embeddings else 0.0
-        return replace(self.files, rows=self.files.rows + len(codes[0]), norm=max(self.files.norm, norm))
-
-    def committed(self, files: FileSet) -> None:
-        """What `append` gave is in the database."""
         self.files = files
         self._ends = {name: file.tell() for name, file in self._open.items()}
 
@@ -182,12 +197,15 @@ class CodeWriter:
             adopt(database, files.files)
             write_file_set(database, files)
 
-    def cut(self) -> None:
-        """Forget what was appended since `committed`."""
-        for name, file in self._open.items():
-            with suppress(OSError):
-                os.truncate(file.fileno(), self._ends[name])
-                file.seek(self._ends[name])
+    def _open_files(self) -> None:
+        """Cut off what was never committed."""
+        with os_errors_as_store_error(self.folder):
+            self._ends = dict(zip(self.files.files, _sizes(self.folder, self.files), strict=True))
+            for name, end in self._ends.items():
+                self._open[name] = (self.folder / name).open("r+b", buffering=0)
+                if os.fstat(self._open[name].fileno()).st_size != end:
+                    os.truncate(self._open[name].fileno(), end)
+                self._open[name].seek(end)
 
 
 def _raw(codes: Codes, files: FileSet, member: int) -> dict[str, bytes]:
@@ -209,19 +227,79 @@ def _raw(codes: Codes, files: FileSet, member: int) -> dict[str, bytes]:
     return found
 
 
-def _map(path: Path, dtype: str, rows: int, width: int) -> np.ndarray:
-    needed = rows * width * np.dtype(dtype).itemsize
-    if path.stat().st_size < needed:
-        raise StaleIndex(f"{path} is cut short; build the index again")
-    if not needed:
-        return np.empty((rows, width), dtype)
-    # "c": pages may be written, and are then ours alone; torch wants it, nobody does it.
-    return np.memmap(path, dtype=dtype, mode="c", shape=(rows, width))
+def copy_rows(database: ItemDatabase, folder: Path, old: FileSet, rows: np.ndarray, precision: str) -> FileSet:
+    """These rows of a set in a new one, in their order. The new set has no encoder yet, so that no build resumes it:
+    the commit that makes it count gives it one.
+    """
+    fresh = FileSet(new_name(database, folder, old.kind), old.kind, "", {}, 0, 0.0)
+    writer = CodeWriter(database, folder, fresh, precision)
+    try:
+        codes = CodeFiles(folder, old)
+        for start in range(0, len(rows), COPIED):
+            some = rows[start : start + COPIED]
+            writer.append([codes.read(member, some) for member in range(codes.members)])
+        return writer.files
+    finally:
+        writer.close()
+
+
+# Reading
+
+
+class Rows:
+    """The committed rows of one file, for any number of threads."""
+
+    def __init__(self, path: Path, dtype: str, rows: int, width: int) -> None:
+        """FileNotFoundError where the file is gone: a writer may have replaced the set meanwhile."""
+        self.path, self.count, self.width, self.dtype = path, rows, width, dtype
+        self.row_bytes = width * BYTES[dtype]
+        self._file = path.open("rb", buffering=0)
+        if os.fstat(self._file.fileno()).st_size < rows * self.row_bytes:
+            raise self._cut_short()
+
+    def read(self, start: int = 0, stop: int | None = None) -> np.ndarray:
+        """(stop - start, width) of the file's bits: int16 where numpy does not know the type."""
+        stop = self.count if stop is None else stop
+        if not 0 <= start <= stop <= self.count:
+            raise StaleIndex(f"{self.path} has no rows {start} to {stop}: the index is damaged; build it again")
+        found = np.empty((stop - start, self.width), self._bits)
+        left, at = memoryview(found.reshape(-1).view(np.uint8).data), start * self.row_bytes
+        while left:
+            count = self._system(os.preadv, [left], at)
+            if not count:
+                raise self._cut_short()
+            left, at = left[count:], at + count
+        return found
+
+    def pick(self, rows: np.ndarray) -> np.ndarray:
+        """(n, width)."""
+        if len(rows) and not 0 <= rows.min() <= rows.max() < self.count:
+            raise StaleIndex(f"{self.path} has no row {rows.max()}: the index is damaged; build it again")
+        size = self.row_bytes
+        data = bytearray().join([self._system(os.pread, size, row * size) for row in rows.tolist()])
+        if len(data) != len(rows) * size:
+            raise self._cut_short()
+        return np.frombuffer(data, self._bits).reshape(len(rows), self.width)
+
+    @property
+    def _bits(self) -> str:
+        return self.dtype if self.dtype in ("float32", "int32") else "int16"
+
+    def _system(self, call: Callable[..., Any], *arguments: object) -> Any:
+        try:
+            return call(self._file.fileno(), *arguments)
+        except OSError as error:
+            raise StaleIndex(f"{self.path} could not be read: {error.strerror or error}") from error
+
+    def _cut_short(self) -> StaleIndex:
+        return StaleIndex(f"{self.path} is cut short; build the index again")
 
 
 def _offsets(folder: Path, files: FileSet, member: str) -> np.ndarray:
     """(n + 1,): where the fragments of each row begin, and the end."""
-    lengths = _map(folder / f"{files.name}-{member}-lengths.bin", "int32", files.rows, 1)[:, 0]
+    lengths = Rows(folder / f"{files.name}-{member}-lengths.bin", "int32", files.rows, 1).read()[:, 0]
+    if (lengths < 0).any():
+        raise StaleIndex(f"the lengths of {files.name} in {folder} are damaged; build the index again")
     return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
 
 
@@ -233,11 +311,44 @@ def _sizes(folder: Path, files: FileSet) -> list[int]:
         rows, about = files.rows, files.parts.get(f"{member}-{part}", {"width": 1, "dtype": "int32"})
         if part in RAGGED:
             rows = int(_offsets(folder, files, member)[-1])
-        size = rows * about["width"] * (2 if about["dtype"] in ("float16", "bfloat16") else 4)
-        if (folder / name).stat().st_size < size:
-            raise StaleIndex(f"{folder / name} is cut short; build the index again")
-        sizes.append(size)
+        opened = Rows(folder / name, about["dtype"], rows, about["width"])
+        sizes.append(rows * opened.row_bytes)
     return sizes
+
+
+def is_whole(folder: Path, files: FileSet) -> bool:
+    """Whether all that the database vouches for is there, by its size."""
+    try:
+        _sizes(folder, files)
+    except (OSError, StaleIndex):
+        return False
+    return True
+
+
+def damaged_rows(database: ItemDatabase, folder: Path, files: FileSet) -> dict[int, str]:
+    """Rows whose bytes are not those that were written, with the name of the file."""
+    found: dict[int, str] = {}
+    for name in files.files:
+        blocks = database.query("SELECT start, size, first, rows, checksum FROM blocks WHERE file = ?", [name])
+        good: set[int] = set()
+        with (folder / name).open("rb") as file:
+            for start, size, first, rows, expected in blocks:
+                file.seek(start)
+                if crc32_of(file, size) == expected:
+                    good.update(range(first, first + rows))
+        bad = set(range(files.rows)) - good
+        if bad and name.endswith("-lengths.bin"):
+            bad = set(range(files.rows))  # where the fragments of later rows begin is lost, too
+        found |= dict.fromkeys(bad, name)
+    return found
+
+
+def crc32_of(file: BinaryIO, size: int | None = None) -> int | None:
+    """The checksum of the next `size` bytes, or of all; None where there are fewer."""
+    checksum, left = 0, sys.maxsize if size is None else size
+    while some := file.read(min(READ_BYTES, left)):
+        checksum, left = zlib.crc32(some, checksum), left - len(some)
+    return checksum if size is None or not left else None
 
 
 class CodeFiles:
@@ -246,32 +357,34 @@ class CodeFiles:
     def __init__(self, folder: Path, files: FileSet) -> None:
         """FileNotFoundError where a file is gone: a writer may have replaced the set meanwhile."""
         self.folder, self.files = folder, files
-        self._arrays: dict[str, np.ndarray] = {}
+        self._parts: dict[str, Rows] = {}
         self._starts: dict[str, np.ndarray] = {}  # of the fragments of each row, by run
         for name, part in files.parts.items():
             member, _, kind = name.partition("-")
             if kind in RAGGED and member not in self._starts:
                 self._starts[member] = _offsets(folder, files, member)
             rows = int(self._starts[member][-1]) if kind in RAGGED else files.rows
-            bits = "float32" if part["dtype"] == "float32" else "int16"
-            self._arrays[name] = _map(folder / f"{files.name}-{name}.bin", bits, rows, part["width"])
+            self._parts[name] = Rows(folder / f"{files.name}-{name}.bin", part["dtype"], rows, part["width"])
 
     @property
     def members(self) -> int:
-        return 1 + max(int(name.partition("-")[0].removeprefix("run")) for name in self.files.parts)
+        return 1 + max(int(name.partition("-")[0].removeprefix("run")) for name in self._parts)
 
     def codes(self, member: int, rows: Sequence[int] | np.ndarray, parts: Sequence[str] = PARTS) -> Codes:
         """The codes that one run made of these rows, in float32, in their order; of its parts those named.
 
         Boxes are left out unless they are known of every row.
         """
-        codes = self._read(member, rows, parts)
+        codes = self.read(member, rows, parts)
         return codes if codes.boxes is None or not bool(codes.boxes.isnan().any()) else replace(codes, boxes=None)
 
-    def _read(self, member: int, rows: Sequence[int] | np.ndarray, parts: Sequence[str] = PARTS) -> Codes:
+    def read(self, member: int, rows: Sequence[int] | np.ndarray, parts: Sequence[str] = PARTS) -> Codes:
+        """As `codes`, with the boxes that are not known as NaN."""
         chosen = np.asarray(rows, dtype=np.int64)
+        if len(chosen) and not 0 <= chosen.min() <= chosen.max() < self.files.rows:
+            raise StaleIndex(f"{self.folder} has no row {chosen.max()}: the index is damaged; build it again")
         run, found = f"run{member}", dict[str, Tensor]()
-        names = [part for part in parts if f"{run}-{part}" in self._arrays]
+        names = [part for part in parts if f"{run}-{part}" in self._parts]
         lengths = np.zeros(len(chosen), np.int64)
         if any(part in RAGGED for part in names):
             lengths = self._starts[run][chosen + 1] - self._starts[run][chosen]
@@ -284,83 +397,55 @@ class CodeFiles:
 
     def _take(self, run: str, part: str, rows: np.ndarray, longest: int) -> Tensor:
         """(n, d), or (n, longest, d) of fragments and boxes, zeros behind the last."""
-        array = self._arrays[f"{run}-{part}"]
+        file = self._parts[f"{run}-{part}"]
         if part not in RAGGED:
-            taken = np.asarray(array[rows])
+            taken = file.pick(rows)
         else:
-            taken = np.zeros((len(rows), longest, array.shape[1]), array.dtype)
             starts = self._starts[run]
-            for position, row in enumerate(rows):
-                start, stop = starts[row], starts[row + 1]
-                taken[position, : stop - start] = array[start:stop]
-        dtype = getattr(torch, self.files.parts[f"{run}-{part}"]["dtype"])
-        tensor = torch.from_numpy(taken)
+            pieces = [file.read(starts[row], starts[row + 1]) for row in rows]
+            taken = np.zeros((len(rows), longest, file.width), pieces[0].dtype if pieces else np.int16)
+            for position, piece in enumerate(pieces):
+                taken[position, : len(piece)] = piece
+        tensor, dtype = torch.from_numpy(taken), getattr(torch, file.dtype)
         return tensor if tensor.dtype == dtype else tensor.view(dtype)
 
     def vectors(self, members: Sequence[int]) -> Vectors:
         """The embeddings of some runs."""
-        return Vectors([self._arrays[f"run{member}-embedding"] for member in members], self.files.norm)
+        return Vectors([self._parts[f"run{member}-embedding"] for member in members], self.files.norm)
 
 
 class Vectors:
     """Embeddings of several runs, side by side: (n, d1 + d2 + ...) float32, for any number of threads."""
 
-    def __init__(self, columns: Sequence[np.ndarray], norm: float) -> None:
-        self._mapped, self.norm = columns, norm
-        self._columns = [np.asarray(column) for column in columns]
-        self.dim = sum(column.shape[1] for column in columns)
-        self._picked = 0
+    def __init__(self, columns: Sequence[Rows], norm: float) -> None:
+        self._columns, self.norm = columns, norm
+        self.dim = sum(column.width for column in columns)
+        self._whole: np.ndarray | None = None
+        self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        return len(self._columns[0])
+        return self._columns[0].count
 
-    @property
     def whole(self) -> np.ndarray | None:
-        """All rows as one array on disk; None where they come from several runs."""
-        return self._columns[0] if len(self._columns) == 1 else None
+        """All rows in memory; None where they are too many for that."""
+        if 4 * len(self) * self.dim > LOADED_BYTES:
+            return None
+        with self._lock:
+            if self._whole is None:
+                self._whole = self.block(0, len(self))
+            return self._whole
 
     def block(self, start: int, stop: int) -> np.ndarray:
-        """(stop - start, dim); of one run without a copy."""
-        parts = [column[start:stop] for column in self._columns]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+        """(stop - start, dim)."""
+        return _beside([column.read(start, stop) for column in self._columns])
 
     def pick(self, rows: np.ndarray) -> np.ndarray:
-        """(n, dim), copied. Memory stays bounded however many rows are picked over time."""
-        parts = [column[rows] for column in self._columns]
-        self._picked += len(rows) * sum(max(4 * part.shape[1], READ_AROUND) for part in parts)
-        if self._picked > RESIDENT_BYTES:
-            self.release()
-        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
-
-    def release(self) -> None:
-        """Let the system take the pages back; they are read again when they are wanted."""
-        self._picked = 0
-        for column in self._mapped:
-            if isinstance(column, np.memmap) and hasattr(mmap, "MADV_DONTNEED"):
-                column._mmap.madvise(mmap.MADV_DONTNEED)  # type: ignore[attr-defined]  # no public way to the mapping
+        """(n, dim), copied."""
+        return _beside([column.pick(rows) for column in self._columns]) if self._whole is None else self._whole[rows]
 
 
-def copy_rows(database: ItemDatabase, folder: Path, old: FileSet, rows: np.ndarray, precision: str) -> FileSet:
-    """These rows of a set in a new one, in their order. The new set has no encoder yet, so that no build resumes it:
-    the commit that makes it count gives it one.
-    """
-    fresh = FileSet(new_name(database, folder, old.kind), old.kind, "", {}, 0, 0.0)
-    writer = CodeWriter(database, folder, fresh, precision)
-    try:
-        codes = CodeFiles(folder, old)
-        for start in range(0, len(rows), COPIED):
-            some = rows[start : start + COPIED]
-            writer.committed(writer.append([codes._read(member, some) for member in range(codes.members)]))
-        return writer.files
-    finally:
-        writer.close()
-
-
-def retire(database: ItemDatabase, files: FileSet) -> None:
-    """Inside of a transaction: from its commit on, nothing needs these files."""
-    database.change("DELETE FROM files WHERE name = ?", [(files.name,)])
-    database.change("DELETE FROM codes WHERE file = ?", [(files.name,)])
-    announce(database, files.files)
+def _beside(parts: list[np.ndarray]) -> np.ndarray:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
 
 
 @contextmanager
@@ -377,12 +462,3 @@ def sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def is_whole(folder: Path, files: FileSet) -> bool:
-    """Whether all that the database vouches for is there."""
-    try:
-        _sizes(folder, files)
-    except (OSError, StaleIndex):
-        return False
-    return True

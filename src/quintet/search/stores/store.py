@@ -6,7 +6,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from math import isfinite
 from pathlib import Path
@@ -90,6 +90,32 @@ class Address:
             )
         location, _, query = rest.partition("?")
         return Address(scheme.lower(), location, dict(parse_qsl(query, keep_blank_values=True)))
+
+    def named(self, suffix: str) -> Address:
+        """Another folder, table or collection of the same engine.
+
+        >>> Address.parse("postgresql://localhost/db?table=holiday").named("text").text
+        'postgresql://localhost/db?table=holiday_text'
+        """
+        if self.scheme == "local":
+            return replace(self, location=f"{self.location}-{suffix}")
+        option = "table" if self.scheme.startswith("postgres") else "collection"
+        return replace(self, options=self.options | {option: f"{self.options.get(option, 'quintet')}_{suffix}"})
+
+    @property
+    def text(self) -> str:
+        """As `parse` reads it."""
+        return f"{self.scheme}:{self.location}" + (f"?{urlencode(self.options)}" if self.options else "")
+
+    def name_and_password(self) -> tuple[str, str]:
+        """Of somebody who asks a server; empty where the address does not say.
+
+        >>> Address.parse("postgresql://me:secret@host/db").name_and_password()
+        ('me', 'secret')
+        """
+        server = self.location[2:].partition("/")[0] if self.location.startswith("//") else ""
+        name, _, password = server.partition("@")[0].partition(":") if "@" in server else ("", "", "")
+        return name, password or self.options.get("password", "")
 
     def path(self) -> Path:
         """The location as a folder or file; `%3F` stands for a question mark."""
