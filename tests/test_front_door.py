@@ -29,7 +29,8 @@ SMALL = ["stages.online.epochs=1", "stages.online.batches.size=8"]
 PRINTING = {"as_json", "out", "ranks", "open_sheet"}
 COMMANDS: dict[str, tuple[Callable[..., Any], set[str], set[str]]] = {
     # command: function, only in the shell, only in Python
-    "index": (quintet.build_index, {"as_json", "ensemble"}, {"progress"}),  # --with RUN: `run` takes several
+    # --with RUN: `run` takes several
+    "index": (quintet.build_index, {"as_json", "ensemble", "verify", "backup"}, {"progress"}),
     "evaluate": (quintet.evaluate, PRINTING - {"open_sheet"}, {"progress"}),
     "train": (quintet.train, {"as_json"}, {"seed", "display"}),  # a seed is written seed=1 like any field
     "mine": (quintet.mine, {"as_json"}, {"progress"}),

@@ -20,6 +20,7 @@ _PUBLIC = {
     "Corpus": "quintet.data.corpus",
     "QuintetError": "quintet.errors",
     "Evaluation": "quintet.evaluation.evaluator",
+    "backup_index": "quintet.search.safekeeping",
     "build_index": "quintet.search.indexing",
     "convert": "quintet.runs.convert",
     "create_model": "quintet.models",
@@ -33,6 +34,7 @@ _PUBLIC = {
     "Run": "quintet.runs.run",
     "Searcher": "quintet.search.searcher",
     "train": "quintet.training.stages",
+    "verify_index": "quintet.search.safekeeping",
 }
 
 if TYPE_CHECKING:
@@ -52,6 +54,8 @@ if TYPE_CHECKING:
     from quintet.runs.run import Run as Run
     from quintet.runs.run import load as load
     from quintet.search.indexing import build_index as build_index
+    from quintet.search.safekeeping import backup_index as backup_index
+    from quintet.search.safekeeping import verify_index as verify_index
     from quintet.search.searcher import Searcher as Searcher
     from quintet.search.searcher import open_index as open_index
     from quintet.training.stages import train as train

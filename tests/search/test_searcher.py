@@ -455,7 +455,7 @@ def test_damaged_weights_are_not_searched_with(vse: Path, pictures: Path, index:
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
-    with pytest.raises(StaleIndex, match="index was built"):
+    with pytest.raises(StaleIndex, match="is damaged"):
         Searcher.open(index, device="cpu")
 
 

@@ -14,6 +14,7 @@ from rich.console import Console
 from quintet.cli.options import COMPUTE, OUTPUT, DeviceOption, JsonOption, WorkersOption, complete_run
 from quintet.cli.progress import work_bar
 from quintet.cli.terminal import print_json, shown
+from quintet.errors import QuintetError
 
 if TYPE_CHECKING:
     from quintet.search.indexing import BuildReport
@@ -30,14 +31,14 @@ class Precision(StrEnum):
 
 def index_command(
     run: Annotated[
-        Path,
+        Path | None,
         typer.Argument(
             metavar="RUN",
             help="Trained run used to encode the images, or the name of one that comes with Quintet.",
             show_default=False,
             autocompletion=complete_run,
         ),
-    ],
+    ] = None,
     sources: Annotated[
         list[Path] | None,
         typer.Argument(
@@ -75,8 +76,8 @@ def index_command(
     ] = None,
     *,
     out: Annotated[
-        Path, typer.Option("--out", "-o", metavar="INDEX", help="Folder of the index.", rich_help_panel=OUTPUT)
-    ],
+        Path | None, typer.Option("--out", "-o", metavar="INDEX", help="Folder of the index.", rich_help_panel=OUTPUT)
+    ] = None,
     store: Annotated[
         str,
         typer.Option(
@@ -105,6 +106,22 @@ def index_command(
             rich_help_panel=OUTPUT,
         ),
     ] = False,
+    verify: Annotated[
+        bool,
+        typer.Option(
+            "--verify",
+            help="Compare an index (-o INDEX) with its checksums instead; exit status 1 where it is damaged.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = False,
+    backup: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Copy an index (-o INDEX) into a new folder or NAME.tar instead, also while it is in use.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = None,
     as_json: JsonOption = False,
     batch_size: Annotated[
         int, typer.Option(metavar="N", min=1, help="Images encoded at a time.", rich_help_panel=COMPUTE)
@@ -121,6 +138,13 @@ def index_command(
     images are listed. What cannot be listed, such as a folder that may not be read or a disk that is not mounted,
     stays in the index, and the exit status is 3.
     """
+    if verify or backup is not None:
+        _keep_safe(out or run, sources, verify, backup, as_json)
+        return
+    if run is None:
+        raise typer.BadParameter("is missing: name the run that encodes the images", param_hint="RUN")
+    if out is None:
+        raise typer.BadParameter("is missing: name the folder of the index", param_hint="--out / -o")
     for source in sources or []:
         if not os.path.lexists(source) and not (out / "index.json").exists():
             raise typer.BadParameter(f"{shown(source)} does not exist", param_hint="IMAGES")
@@ -157,6 +181,30 @@ def index_command(
         raise typer.Exit(3)
 
 
+def _keep_safe(index: Path | None, sources: list[Path] | None, verify: bool, backup: Path | None, json: bool) -> None:
+    if index is None or sources:
+        raise typer.BadParameter("takes one index: quintet index -o INDEX --verify", param_hint="--verify / --backup")
+    from quintet.search.index_folder import check_marker
+
+    check_marker(index.resolve())
+    from quintet.search.safekeeping import backup_index, verify_index
+
+    damage = verify_index(index) if verify else None
+    if not damage and backup is not None:
+        backup_index(index, backup)
+    console = Console(quiet=json)
+    if json:
+        print_json({"index": str(index), "damage": damage, "backup": None if damage or not backup else str(backup)})
+    for line in damage or ():
+        console.print(shown(line), markup=False, highlight=False, soft_wrap=True)
+    if damage:
+        raise QuintetError(f"{index} is damaged; the command that built it makes anew what is damaged")
+    if damage is not None:
+        console.print(f"{shown(index)} is whole", markup=False, highlight=False)
+    if backup is not None:
+        console.print(f"{shown(index)} is copied to {shown(backup)}", markup=False, highlight=False)
+
+
 def _print(index: Path, report: BuildReport, console: Console) -> None:
     def say(line: str) -> None:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
@@ -171,6 +219,8 @@ def _print(index: Path, report: BuildReport, console: Console) -> None:
         say(f"{what}: {_short(each.path)}: {each.why}; {each.kept} of its images are kept{advice}")
     if len(report.unlisted) > SHOWN:
         say(f"... and {len(report.unlisted) - SHOWN} more; --json lists all")
+    for line in report.repaired[:SHOWN]:
+        say(f"was damaged, and is made anew: {_short(line)}")
     rate = f", {report.encoded / report.seconds:.1f} a second" if report.encoded and report.seconds else ""
     say(
         f"{shown(index)}: {report.added} added, {report.kept} kept, {report.dropped} dropped, {len(report.unreadable)} "

@@ -32,7 +32,6 @@ from quintet.search.vectors import (
     FileSet,
     copy_rows,
     damaged_rows,
-    is_whole,
     new_name,
     read_file_sets,
     write_file_set,
@@ -54,18 +53,16 @@ class EncodedItems:
 
     def __init__(self, database: ItemDatabase, folder: Path, kind: Kind, encoder: str, precision: str) -> None:
         self.database, self.folder, self.kind, self.precision = database, folder, kind, precision
-        sets = [files for files in read_file_sets(database).values() if (files.kind, files.encoder) == (kind, encoder)]
-        whole = [files for files in sets if is_whole(folder, files)]  # of one that is cut short all is encoded again
-        self.files = max(
-            whole,
-            key=lambda files: files.rows,
-            default=FileSet(new_name(database, folder, kind), kind, encoder, {}, 0, 0.0),
-        )
-        self.damaged = [files.name for files in sets if files not in whole]
+        self.damaged: list[str] = []  # files
+        self.files, bad = FileSet(new_name(database, folder, kind), kind, encoder, {}, 0, 0.0), dict[int, str]()
+        for files in read_file_sets(database).values():
+            if (files.kind, files.encoder) != (kind, encoder) or files.rows <= self.files.rows:
+                continue
+            found = damaged_rows(database, folder, files)
+            self.damaged += sorted(set(found.values()))
+            if len(found) < files.rows:  # else all is encoded again, into new files
+                self.files, bad = files, found
         rows = database.query("SELECT content, row, facts FROM codes WHERE file = ?", (self.files.name,))
-        bad = damaged_rows(database, folder, self.files)
-        if bad:
-            self.damaged += sorted(set(bad.values()))
         self.rows: dict[str, int] = {content: row for content, row, _ in rows if row not in bad}
         self.facts: dict[str, dict[str, Scalar]] = {content: json.loads(facts) for content, _, facts in rows}
         self._writer: CodeWriter | None = None

@@ -179,9 +179,9 @@ def keep_run(index: Path, run: Run) -> dict[str, str]:
         if not (kept / name).is_file() or read_bytes(kept / name, LARGEST_JSON) != content:
             with atomic_write(kept / name) as temporary:
                 temporary.write_bytes(content)
-    if not _is_file(kept / "weights.safetensors", run.weights_checksum):
+    if not is_intact(kept / "weights.safetensors", run.weights_checksum):
         files = [folder / "weights.safetensors", *folder.glob("stages/*/selected.safetensors")]
-        weights = next((file for file in files if _is_file(file, run.weights_checksum)), None)
+        weights = next((file for file in files if is_intact(file, run.weights_checksum)), None)
         if weights is None:
             raise SearchError(f"the weights of run {folder} have changed since it was opened; open it again")
         with atomic_write(kept / "weights.safetensors") as temporary:
@@ -189,7 +189,7 @@ def keep_run(index: Path, run: Run) -> dict[str, str]:
     return {f"runs/{kept.name}/{name}": file_checksum(kept / name) for name in (*found, "weights.safetensors")}
 
 
-def _is_file(path: Path, checksum: str | None) -> bool:
+def is_intact(path: Path, checksum: str | None) -> bool:
     return path.is_file() and file_checksum(path) == checksum
 
 
@@ -207,7 +207,7 @@ def keep_tower(index: Path, state: dict[str, Any] | None, known: Mapping[str, st
     kept, name = index / "towers" / str(state["checksum"]), str(state["name"])
     names = ["tower.safetensors", *(("config.json", "preprocessor_config.json") if name.startswith("hf:") else ())]
     expected = {f"towers/{kept.name}/{each}": kept / each for each in names}
-    if not all(_is_file(path, known.get(at)) for at, path in expected.items()):
+    if not all(is_intact(path, known.get(at)) for at, path in expected.items()):
         tower = create_tower(name, state["weights"])
         if name.startswith("hf:"):
             _keep_description(kept, name.removeprefix("hf:"))

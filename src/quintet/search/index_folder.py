@@ -108,7 +108,8 @@ class Manifest:
             found.runs
             and all(CHECKSUM.fullmatch(run.weights) for run in found.runs)
             and all(0 <= number < len(found.runs) for number in (*found.first, *found.rerank))
-            and all(set(found.counts) == {*KINDS} and kind in found.files for kind in KINDS if found.counts.get(kind))
+            and set(found.counts) == {*KINDS}
+            and all(kind in found.files for kind in KINDS if found.counts[kind])
             and not any(Path(name).is_absolute() or ".." in Path(name).parts for name in names)
         ):
             raise StaleIndex(f"the manifest in {database.path} is damaged; build the index again with --overwrite")
@@ -122,9 +123,13 @@ class Manifest:
 # index.json; reading it needs no torch
 
 
+def marker(*, unfinished: bool = False) -> dict[str, Any]:
+    return {"format": FORMAT + UNFINISHED * unfinished, "version": VERSION, "quintet": quintet.__version__}
+
+
 def write_marker(index: Path, *, unfinished: bool = False) -> None:
     """Unless it is there."""
-    head = {"format": FORMAT + UNFINISHED * unfinished, "version": VERSION, "quintet": quintet.__version__}
+    head = marker(unfinished=unfinished)
     if not (index / "index.json").is_file() or read_json(index / "index.json") != head:
         write_json(index / "index.json", head)
 

@@ -21,7 +21,16 @@ from quintet.runs.encoding import Progress, reported
 from quintet.runs.run import Run, load
 from quintet.search import SearchError, StaleIndex
 from quintet.search.encoded import EncodedItems, ImageEncoder, encode_texts
-from quintet.search.encoder import Encoder, Roles, assign_roles, describe_run, first_vectors, keep_run, keep_tower
+from quintet.search.encoder import (
+    Encoder,
+    Roles,
+    assign_roles,
+    describe_run,
+    first_vectors,
+    is_intact,
+    keep_run,
+    keep_tower,
+)
 from quintet.search.index_folder import FORMAT, Manifest, Root, check_marker, path_text, text_path, write_marker
 from quintet.search.items import KINDS, Entry, Item, ItemDatabase, Kind, rescue
 from quintet.search.kept import Earlier, Unlisted, check_dropped, key
@@ -112,6 +121,7 @@ def build_index(
             if team.roles.first:
                 try_store(store, team.roles.dim, most)
             kept = {} if before is None else before.kept
+            repaired += [name for name, checksum in kept.items() if not is_intact(index / name, checksum)]
             now_kept: dict[str, str] = {}
             for each in team.encoder.runs:
                 now_kept |= keep_run(index, each) | keep_tower(index, each.image_input.get("tower"), kept)
@@ -356,7 +366,7 @@ def _text_entries(texts: Sequence[IndexedText], encoded: EncodedItems) -> list[E
 
 def _same(before: Manifest, now: Manifest, old: Mapping[str, Entry], new: Mapping[str, Entry]) -> bool:
     """Whether nothing changed, so that no searcher needs to open anything anew."""
-    facts = ("store", "roots", "texts", "files", "faiss")
+    facts = ("store", "roots", "texts", "files", "faiss", "kept")
     return old == new and all(getattr(before, name) == getattr(now, name) for name in facts)
 
 

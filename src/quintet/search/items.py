@@ -147,6 +147,7 @@ class ItemDatabase:
         try:
             database = cls(connection, path, facts, copied)
             connection.execute("PRAGMA query_only = 1")
+            connection.execute("PRAGMA trusted_schema = 0")
             connection.execute("BEGIN")
             database.query("SELECT count(*) FROM items WHERE id = ''")  # from here on the snapshot is held
         except (sqlite3.Error, SearchError) as error:
@@ -214,12 +215,23 @@ class ItemDatabase:
         checked = ((*row, row_sum(row)) for row in rows)
         self._connection.executemany(f"INSERT OR REPLACE INTO {table} VALUES ({marks})", checked)
 
+    def copy_to(self, path: Path) -> None:
+        """Another database with what this one sees."""
+        try:
+            with self._lock, closing(sqlite3.connect(path)) as target:
+                self._connection.backup(target)
+        except sqlite3.Error as error:
+            raise SearchError(f"could not copy {self.path}: {error}") from error
+
     # The head: named JSON values
 
     def head(self, name: str) -> Any:
         """None where it was never set."""
         rows = self.query("SELECT * FROM head WHERE name = ?", (name,))
-        return json.loads(rows[0][1]) if self.checked(rows) else None
+        try:
+            return json.loads(rows[0][1]) if self.checked(rows) else None
+        except (ValueError, TypeError, RecursionError) as error:
+            raise StaleIndex(f"{self.path} is damaged ({error}); build the index again") from None
 
     def set_head(self, name: str, value: object) -> None:
         self.insert("head", [(name, json.dumps(value, ensure_ascii=False))])
@@ -232,9 +244,10 @@ class ItemDatabase:
 
     def damage(self) -> list[str]:
         """What is not as it was written."""
+        lines: list[str] = []
         try:
             with self._lock:
-                lines = [line for (line,) in self._connection.execute("PRAGMA integrity_check(3)") if line != "ok"]
+                lines += [line for (line,) in self._connection.execute("PRAGMA integrity_check(3)") if line != "ok"]
                 for table in CHECKED:
                     rows = self._connection.execute(f"SELECT * FROM {table}")
                     if bad := sum(not _is_intact(row) for row in rows):
@@ -243,8 +256,8 @@ class ItemDatabase:
                 expected = (row for *item, number in items for row in self._fields(number, _entries([item])[0]))
                 if _total(expected) != _total(self._connection.execute("SELECT field, value, item FROM fields")):
                     lines.append("what filters search is not what the items are")
-        except (sqlite3.Error, ValueError, TypeError) as error:
-            return [f"{error}"]
+        except (sqlite3.Error, SearchError, ValueError, TypeError) as error:
+            lines.append(str(error))
         return lines
 
     # Items
@@ -282,7 +295,10 @@ class ItemDatabase:
             text += f" AND number IN ({' UNION ALL '.join(parts)})"
         # This index alone answers: the items themselves, with their metadata, are not read.
         statement = f"SELECT DISTINCT row FROM items INDEXED BY items_by_row WHERE {text} ORDER BY row"
-        return np.array([row for (row,) in self.query(statement, values)], dtype=np.int64)
+        try:
+            return np.array([row for (row,) in self.query(statement, values)], dtype=np.int64)
+        except (ValueError, TypeError) as error:
+            raise StaleIndex(f"{self.path} is damaged ({error}); build the index again") from None
 
     def at_rows(self, kind: Kind, rows: Sequence[int], where: Where | None = None) -> list[Entry]:
         """The items at these rows; equal images share one."""
@@ -393,11 +409,31 @@ def _row(entry: Entry) -> tuple[object, ...]:
 
 def _entries(rows: Sequence[Sequence[Any]]) -> list[Entry]:
     """The metadata of all rows are read at once, in a fifth of the time."""
-    metadata = json.loads(f"[{','.join([row[5] for row in rows])}]")
-    return [
-        Entry(Item(id_, kind, path, root, text, fields), number, content, stamp)
-        for (id_, kind, root, path, text, _, content, stamp, number), fields in zip(rows, metadata, strict=True)
-    ]
+    try:
+        metadata = json.loads(f"[{','.join([row[5] for row in rows])}]")
+        found = [
+            Entry(Item(id_, kind, path, root, text, fields), number, content, stamp)
+            for (id_, kind, root, path, text, _, content, stamp, number), fields in zip(rows, metadata, strict=True)
+        ]
+    except (ValueError, TypeError, RecursionError) as error:
+        raise StaleIndex(f"an item of the index is damaged ({error}); build the index again") from None
+    if not all(map(_is_plain, found)):
+        raise StaleIndex("an item of the index is damaged; build the index again")
+    return found
+
+
+def _is_plain(entry: Entry) -> bool:
+    item = entry.item
+    return (
+        isinstance(item.id, str)
+        and item.kind in KINDS
+        and isinstance(item.path, str | None)
+        and isinstance(item.root, int | None)
+        and isinstance(item.text, str | None)
+        and isinstance(item.metadata, dict)
+        and isinstance(entry.row, int)
+        and isinstance(entry.content, str)
+    )
 
 
 def _check_ours(connection: sqlite3.Connection, path: Path) -> None:
@@ -424,6 +460,12 @@ def rescue(path: Path) -> None:
                 fresh.insert(table, (row[:-1] for row in _rows_of(old, table) if _is_intact(row)))
             fresh.put(entry for row in _rows_of(old, "items") if _is_intact(row) for entry in _entries([row[:9]]))
             fresh.change("INSERT OR REPLACE INTO unused VALUES (?)", _rows_of(old, "unused"))
+            lost = (
+                "file NOT IN (SELECT file FROM blocks, files WHERE substr(file, 1, length(name) + 4) = name || '-run')"
+            )
+            fresh.change(f"INSERT OR REPLACE INTO unused SELECT DISTINCT file FROM blocks WHERE {lost}")
+            fresh.change(f"DELETE FROM blocks WHERE {lost}")
+            fresh.change("DELETE FROM codes WHERE file NOT IN (SELECT name FROM files)")
         for name in ("items.sqlite-wal", "items.sqlite-shm"):
             path.with_name(name).unlink(missing_ok=True)
 

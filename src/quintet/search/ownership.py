@@ -60,19 +60,19 @@ def _is_ours(database: Path) -> bool:
 def check_sources(index: Path, sources: Sequence[Path]) -> None:
     """Refuse sources that the index would lie in, or that lie in the index."""
     for source in sources:
-        if _lies_in(Path(os.path.realpath(source)), index):
+        if lies_in(Path(os.path.realpath(source)), index):
             raise SearchError(
                 f"{source} lies in the folder of the index, {index}, where only the index keeps files; nothing was "
                 "changed: name a folder for the index that is outside of what is indexed"
             )
-        if source.is_dir() and _lies_in(index, source):
+        if source.is_dir() and lies_in(index, source):
             raise SearchError(
                 f"the index {index} would lie inside {source}, which is to be indexed; nothing was changed: name a "
                 "folder outside of it"
             )
 
 
-def _lies_in(path: Path, folder: Path) -> bool:
+def lies_in(path: Path, folder: Path) -> bool:
     """Whether it is the folder or inside it, by whatever names the two are called."""
     return folder.exists() and any(each.exists() and each.samefile(folder) for each in (path, *path.parents))
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, overload
 
@@ -14,10 +15,10 @@ from PIL.Image import Image as PILImage
 from torch import Tensor
 
 from quintet.codes import Codes
-from quintet.data.images import open_image
+from quintet.data.images import image_header, open_image
 from quintet.data.tokenizers import Tokenizer
-from quintet.errors import QuintetError
-from quintet.files import file_checksum, user_path
+from quintet.errors import ImageError, QuintetError
+from quintet.files import file_checksum, open_regular, user_path
 from quintet.protocols import Matcher, ShowsAttention
 from quintet.runs.run import load
 from quintet.runs.run_folder import find_weights, locate
@@ -42,7 +43,7 @@ from quintet.search.stores.store import Address, is_text
 from quintet.search.vector_search import VectorSearch, read_index
 from quintet.search.vectors import CodeFiles, read_file_sets
 
-ATTEMPTS = 3  # to open an index that is exchanged in the same moment
+PATIENCE = 60.0  # seconds to open an index that is exchanged again and again
 MAX_WORDS = 500  # of a query; a text has some twenty, and the time of a search grows with the words
 AT_ONCE = 512  # items whose fragments are in memory at a time
 Query = str | PILImage | os.PathLike[str]
@@ -168,28 +169,28 @@ class Searcher:
     ) -> Searcher:
         """`rerank_with`: of the runs that the index holds, the one to re-rank with (default: all meant for it)."""
         index = user_path(index).resolve()
-        for attempt in range(ATTEMPTS):
+        end = time.monotonic() + PATIENCE
+        while True:
             check_marker(index)
-            database = ItemDatabase.open_snapshot(index / "items.sqlite")
-            generation = None
+            generation, stack = None, ExitStack()
             try:
+                database = stack.enter_context(closing(ItemDatabase.open_snapshot(index / "items.sqlite")))
                 manifest = Manifest.of(database)
                 generation = manifest.generation
                 encoder = _open_encoder(index, manifest, device)
                 rerank = manifest.rerank if rerank_with is None else (_number_of(manifest, Path(rerank_with)),)
-                return cls(index, _Opened(index, database, manifest), encoder, rerank)
+                opened = _Opened(index, database, manifest)
+                stack.pop_all()
+                return cls(index, opened, encoder, rerank)
             except (QuintetError, OSError) as error:
-                database.close()
                 # A build may have removed files of this snapshot since it was taken: then, and only then, open again.
-                if attempt + 1 < ATTEMPTS and Manifest.read(index).generation != generation:
+                if time.monotonic() < end and _generation(index) not in (None, generation):
                     continue
-                if isinstance(error, FileNotFoundError):
-                    raise StaleIndex(f"{error.filename} is missing; build the index again") from error
+                if isinstance(error, OSError):
+                    raise StaleIndex(f"{error.filename} cannot be read ({error.strerror}); build it again") from error
                 raise
-            except BaseException:
-                database.close()
-                raise
-        raise AssertionError("not reached")
+            finally:
+                stack.close()
 
     def __repr__(self) -> str:
         images, texts = self.manifest.counts["image"], self.manifest.counts["text"]
@@ -197,10 +198,7 @@ class Searcher:
 
     def current(self) -> bool:
         """Whether the index has not been rebuilt since this was opened."""
-        try:
-            return Manifest.read(self.index).generation == self.generation
-        except QuintetError:
-            return True  # nothing newer can be opened
+        return _generation(self.index) in (None, self.generation)  # None: nothing newer can be opened
 
     @overload
     def search(  # type: ignore[overload-overlap]  # a str is also a sequence
@@ -328,23 +326,30 @@ class Searcher:
         return {id_: entry.item for id_, entry in self._opened.items.entries(item_ids).items()}
 
     def image_path(self, item_id: str) -> Path:
-        """The image file of an item: it exists and lies inside an indexed folder, or this raises."""
+        """The image file of an item: it lies inside an indexed folder and is an image, or this raises.
+
+        An index that somebody else made says itself which folders were indexed; what is no image is never given out.
+        """
         entry = self._opened.items.entry(item_id)
         path, top = self._file_of(entry)
         real = Path(os.path.realpath(path))
         if not real.is_relative_to(os.path.realpath(top)):
             raise MissingImage(f"the image of item {item_id!r} lies outside the indexed folders")
-        with suppress(OSError, ValueError):  # not readable, or no name of a file
-            if real.is_file():
-                return real
-        raise MissingImage(
-            f"{path} is gone since it was indexed; run `quintet index` again to bring the index up to date"
-        )
+        try:
+            with open_regular(real) as file:
+                image_header(file, name=str(path))
+        except ImageError as error:
+            raise MissingImage(f"{error}; run `quintet index` again to bring the index up to date") from None
+        except QuintetError:
+            raise MissingImage(
+                f"{path} is gone since it was indexed; run `quintet index` again to bring the index up to date"
+            ) from None
+        return real
 
     def _file_of(self, entry: Entry) -> tuple[Path, Path]:
         """The image file, and the folder it must lie in."""
         item = entry.item
-        if item.path is None or item.root is None:
+        if item.path is None or item.root is None or not 0 <= item.root < len(self.manifest.roots):
             raise MissingImage(f"item {item.id!r} has no image file")
         root = self.manifest.roots[item.root]
         if root.kind == "shards":
@@ -445,10 +450,23 @@ def _shown(store: str) -> str:
     return store if is_own(store) else str(Address.parse(store))
 
 
+def _generation(index: Path) -> int | None:
+    try:
+        return Manifest.read(index).generation
+    except QuintetError:
+        return None
+
+
 def _open_encoder(index: Path, manifest: Manifest, device: torch.device | str) -> Encoder:
+    for name, checksum in manifest.kept.items():
+        if name.endswith(".json") and file_checksum(index / name) != checksum:  # of weights it is compared below
+            raise StaleIndex(f"{index / name} is damaged; build the index again")
     runs = []
     for run in manifest.runs:
-        opened = load(index / "runs" / run.weights, device="cpu")
+        try:
+            opened = load(index / "runs" / run.weights, device="cpu")
+        except QuintetError as error:
+            raise StaleIndex(f"{error}; build the index again") from None
         if opened.weights_checksum != run.weights:
             raise StaleIndex(
                 f"the weights in {index / 'runs' / run.weights} are not those the index was built with; "

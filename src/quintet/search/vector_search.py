@@ -21,7 +21,7 @@ from quintet.search import StaleIndex, StoreError
 from quintet.search.items import Entry, ItemDatabase, Kind
 from quintet.search.stores.store import first_line, required
 from quintet.search.stores.where import Where
-from quintet.search.vectors import FileSet, Vectors, adopt, announce, crc32_of
+from quintet.search.vectors import FileSet, Vectors, adopt, announce, crc32_of, open_file
 
 FaissKind = Literal["flat", "hnsw", "ivf"]
 FAISS_KINDS: tuple[FaissKind, ...] = get_args(FaissKind)
@@ -133,7 +133,7 @@ def read_index(folder: Path, notes: Mapping[str, Any]) -> Any:
     FileNotFoundError where it is gone: a writer may have replaced it meanwhile.
     """
     path = folder / notes["file"]
-    with path.open("rb") as file:
+    with open_file(path) as file:
         if crc32_of(file) != notes["checksum"]:
             raise StaleIndex(f"{path} is damaged; build the index again")
     try:
@@ -178,7 +178,7 @@ def prepare_index(
     with database.transaction():
         announce(database, [file])
     write_index(index, folder / file)
-    with (folder / file).open("rb") as written:
+    with open_file(folder / file) as written:
         checksum = crc32_of(written)
     found = {"kind": kind, "of": files.name, "file": file, "rows": len(vectors), "learnt_from": learnt_from}
     return found | {"checksum": checksum}
@@ -229,6 +229,8 @@ class VectorSearch:
 
     def search(self, queries: np.ndarray, k: int, where: Where | None = None) -> list[list[tuple[Entry, float]]]:
         """For each of `queries` (n, dim) the k best items with their scores; equal ones by id."""
+        if queries.shape[1] != self.vectors.dim:
+            raise StaleIndex(f"the index holds vectors of {self.vectors.dim} numbers, not of {queries.shape[1]}")
         selection = self._selection(where)
         count = selection.count
         if not count:

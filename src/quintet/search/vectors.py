@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import sys
 import threading
 import zlib
@@ -25,7 +26,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -40,6 +41,7 @@ PARTS = ("embedding", "fragments", "boxes")
 RAGGED = PARTS[1:]
 STORED = {"float32": torch.int32, "float16": torch.int16, "bfloat16": torch.int16}  # numpy knows no bfloat16: as bits
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int32": 4}
+LARGEST_ROW = 1 << 24  # bytes
 LOADED_BYTES = 4 << 30  # embeddings that are kept in memory to be compared; more are read anew for every search
 READ_BYTES = 16 << 20  # at a time, to compare checksums
 COPIED = 4096  # rows at a time
@@ -64,10 +66,24 @@ class FileSet:
 
 def read_file_sets(database: ItemDatabase) -> dict[str, FileSet]:
     rows = database.checked(database.query("SELECT * FROM files ORDER BY name"))
-    return {
-        name: FileSet(name, kind, encoder, json.loads(parts), count, norm)
-        for name, kind, encoder, parts, count, norm, _ in rows
-    }
+    found = {}
+    for name, kind, encoder, parts, count, norm, _ in rows:
+        try:
+            files = FileSet(name, kind, encoder, _parts(json.loads(parts)), count, norm)
+            possible = count >= 0 and all(Path(each).name == each for each in files.files)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            possible = False
+        if not possible:
+            raise StaleIndex(f"{database.path} is damaged: it describes files that cannot be; build the index again")
+        found[name] = files
+    return found
+
+
+def _parts(value: Any) -> dict[str, dict[str, Any]]:
+    for part in value.values():
+        if BYTES[part["dtype"]] * part["width"] not in range(LARGEST_ROW):
+            raise ValueError("no row can be so wide")
+    return dict(value)
 
 
 def write_file_set(database: ItemDatabase, files: FileSet) -> None:
@@ -200,7 +216,7 @@ class CodeWriter:
     def _open_files(self) -> None:
         """Cut off what was never committed."""
         with os_errors_as_store_error(self.folder):
-            self._ends = dict(zip(self.files.files, _sizes(self.folder, self.files), strict=True))
+            self._ends = committed_bytes(self.folder, self.files)
             for name, end in self._ends.items():
                 self._open[name] = (self.folder / name).open("r+b", buffering=0)
                 if os.fstat(self._open[name].fileno()).st_size != end:
@@ -253,7 +269,7 @@ class Rows:
         """FileNotFoundError where the file is gone: a writer may have replaced the set meanwhile."""
         self.path, self.count, self.width, self.dtype = path, rows, width, dtype
         self.row_bytes = width * BYTES[dtype]
-        self._file = path.open("rb", buffering=0)
+        self._file = open_file(path)
         if os.fstat(self._file.fileno()).st_size < rows * self.row_bytes:
             raise self._cut_short()
 
@@ -295,6 +311,15 @@ class Rows:
         return StaleIndex(f"{self.path} is cut short; build the index again")
 
 
+def open_file(path: Path) -> FileIO:
+    """A regular file: whoever made an index could have put something into it that never ends."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise StaleIndex(f"{path} is not a file; build the index again")
+    return FileIO(handle, "rb")
+
+
 def _offsets(folder: Path, files: FileSet, member: str) -> np.ndarray:
     """(n + 1,): where the fragments of each row begin, and the end."""
     lengths = Rows(folder / f"{files.name}-{member}-lengths.bin", "int32", files.rows, 1).read()[:, 0]
@@ -303,39 +328,32 @@ def _offsets(folder: Path, files: FileSet, member: str) -> np.ndarray:
     return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
 
 
-def _sizes(folder: Path, files: FileSet) -> list[int]:
-    """Bytes of each of the files that are committed."""
-    sizes = []
+def committed_bytes(folder: Path, files: FileSet) -> dict[str, int]:
+    """Of each of the files; raises where one has fewer."""
+    sizes = {}
     for name in files.files:
         member, _, part = name.removeprefix(f"{files.name}-").removesuffix(".bin").partition("-")
         rows, about = files.rows, files.parts.get(f"{member}-{part}", {"width": 1, "dtype": "int32"})
         if part in RAGGED:
             rows = int(_offsets(folder, files, member)[-1])
         opened = Rows(folder / name, about["dtype"], rows, about["width"])
-        sizes.append(rows * opened.row_bytes)
+        sizes[name] = rows * opened.row_bytes
     return sizes
 
 
-def is_whole(folder: Path, files: FileSet) -> bool:
-    """Whether all that the database vouches for is there, by its size."""
-    try:
-        _sizes(folder, files)
-    except (OSError, StaleIndex):
-        return False
-    return True
-
-
 def damaged_rows(database: ItemDatabase, folder: Path, files: FileSet) -> dict[int, str]:
-    """Rows whose bytes are not those that were written, with the name of the file."""
+    """Rows whose bytes are not those that were written, with the name of the file; all rows where one is cut short."""
     found: dict[int, str] = {}
     for name in files.files:
         blocks = database.query("SELECT start, size, first, rows, checksum FROM blocks WHERE file = ?", [name])
         good: set[int] = set()
-        with (folder / name).open("rb") as file:
+        with suppress(OSError, StaleIndex), open_file(folder / name) as file:
             for start, size, first, rows, expected in blocks:
                 file.seek(start)
                 if crc32_of(file, size) == expected:
                     good.update(range(first, first + rows))
+            if os.fstat(file.fileno()).st_size < max((start + size for start, size, *_ in blocks), default=0):
+                good.clear()
         bad = set(range(files.rows)) - good
         if bad and name.endswith("-lengths.bin"):
             bad = set(range(files.rows))  # where the fragments of later rows begin is lost, too
@@ -343,7 +361,7 @@ def damaged_rows(database: ItemDatabase, folder: Path, files: FileSet) -> dict[i
     return found
 
 
-def crc32_of(file: BinaryIO, size: int | None = None) -> int | None:
+def crc32_of(file: IO[bytes], size: int | None = None) -> int | None:
     """The checksum of the next `size` bytes, or of all; None where there are fewer."""
     checksum, left = 0, sys.maxsize if size is None else size
     while some := file.read(min(READ_BYTES, left)):
