@@ -19,12 +19,18 @@ from quintet.evaluation.split_protocols import PROTOCOLS
 
 @pytest.fixture(scope="session")
 def shared() -> Path:
-    """The folder with reference values and photographs that are not part of the project; skips where it is absent."""
+    """The folder with photographs and weights that are not part of the project; skips where it is absent."""
     beside = Path(__file__).resolve().parents[2] / "shared"
     folder = Path(os.environ.get("QUINTET_SHARED", beside))
     if not folder.is_dir():
-        pytest.skip(f"no shared folder at {folder} (set QUINTET_SHARED to one with references/ and flickr8k/)")
+        pytest.skip(f"no shared folder at {folder} (set QUINTET_SHARED to one with flickr8k/ and weights/)")
     return folder
+
+
+@pytest.fixture(scope="session")
+def references() -> Path:
+    """Numbers computed with the authors' programs; see README.md there."""
+    return Path(__file__).parent / "references"
 
 
 @pytest.fixture

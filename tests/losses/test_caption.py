@@ -44,10 +44,10 @@ def step_of(matcher: object, fragments: torch.Tensor, texts: TextBatch) -> Step:
     return Step(matcher, batch, Progress())  # type: ignore[arg-type]
 
 
-def test_loss_of_the_released_code(shared: Path) -> None:
+def test_loss_of_the_released_code(references: Path) -> None:
     reference = {
         k: torch.from_numpy(np.array(v))
-        for k, v in np.load(shared / "references/vsrn_coco.npz").items()
+        for k, v in np.load(references / "vsrn_coco.npz").items()
         if v.dtype.kind in "fi"
     }
     image, text, caption = (

@@ -214,8 +214,8 @@ def test_online_negatives_of_some_rows() -> None:
         assert torch.equal(getattr(part, name), getattr(whole, name)[2:5])
 
 
-def test_value_and_gradients_of_the_authors_code(shared: Path) -> None:
-    file = np.load(shared / "references" / "aoq_adaptive.npz")
+def test_value_and_gradients_of_the_authors_code(references: Path) -> None:
+    file = np.load(references / "aoq_adaptive.npz")
     names = ("im", "s", "im_off", "s_off", "im_off2", "s_off2")
     im, s, im_off, s_off, im_off2, s_off2 = leaves = [torch.from_numpy(file[name]).requires_grad_() for name in names]
     terms = adaptive_offline_quintuplet(

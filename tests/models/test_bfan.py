@@ -17,11 +17,8 @@ SIZES = {"image_dim": 12, "vocabulary_size": 20, "embed_dim": 8, "word_dim": 5}
 
 
 @pytest.mark.parametrize("budget", [None, 20_000])
-def test_scores_and_loss_are_those_of_the_authors(shared: Path, budget: int | None) -> None:
-    path = shared / "references" / "bfan_prob.npz"
-    if not path.exists():
-        pytest.skip(f"no reference values at {path}")
-    values = np.load(path)
+def test_scores_and_loss_are_those_of_the_authors(references: Path, budget: int | None) -> None:
+    values = np.load(references / "bfan_prob.npz")
     options = json.loads(str(values["opt"]))
     matcher = build_bfan(
         image_dim=options["img_dim"],

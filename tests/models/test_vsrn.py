@@ -35,8 +35,8 @@ def make(seed: int = 0, **changes: object) -> VSRN:
 
 
 @pytest.fixture
-def reference(shared: Path) -> dict[str, np.ndarray]:
-    return dict(np.load(shared / "references" / "vsrn_coco.npz"))
+def reference(references: Path) -> dict[str, np.ndarray]:
+    return dict(np.load(references / "vsrn_coco.npz"))
 
 
 def test_scores_and_loss_of_the_released_code(reference: dict[str, np.ndarray]) -> None:

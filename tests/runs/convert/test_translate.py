@@ -34,8 +34,8 @@ def authors_file(path: Path, reference: dict[str, np.ndarray], *parts: str, wrap
     return path
 
 
-def load_reference(shared: Path, name: str) -> dict[str, np.ndarray]:
-    return dict(np.load(shared / "references" / f"{FILES[name]}.npz"))
+def load_reference(references: Path, name: str) -> dict[str, np.ndarray]:
+    return dict(np.load(references / f"{FILES[name]}.npz"))
 
 
 def scores_of(run: Path, reference: dict[str, np.ndarray]) -> Tensor:
@@ -50,8 +50,8 @@ def scores_of(run: Path, reference: dict[str, np.ndarray]) -> Tensor:
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("wrap", ["", "module."])
-def test_converted_scores_equal_the_originals(tmp_path: Path, shared: Path, name: str, wrap: str) -> None:
-    reference = load_reference(shared, name)
+def test_converted_scores_equal_the_originals(tmp_path: Path, references: Path, name: str, wrap: str) -> None:
+    reference = load_reference(references, name)
     path = authors_file(tmp_path / "model_best.pth.tar", reference, wrap=wrap)
     assert convert(name.split()[0], path, tmp_path / "run").folder == tmp_path / "run"
     assert translate(name.split()[0], read_checkpoint(path)).assumed == {}
@@ -61,8 +61,8 @@ def test_converted_scores_equal_the_originals(tmp_path: Path, shared: Path, name
 
 
 @pytest.mark.parametrize("name", ["vsrn", "bfan"])
-def test_aoq_is_told_apart_by_its_tensors(tmp_path: Path, shared: Path, name: str) -> None:
-    reference = load_reference(shared, name)
+def test_aoq_is_told_apart_by_its_tensors(tmp_path: Path, references: Path, name: str) -> None:
+    reference = load_reference(references, name)
     parts = ("img_enc", "txt_enc", "caption_model") if name == "vsrn" else ("img_enc", "txt_enc")
     path = authors_file(tmp_path / "best", reference, *parts)
     convert("aoq", path, tmp_path / "run")
@@ -165,8 +165,8 @@ def test_vocabulary_and_run(tmp_path: Path) -> None:
     assert not (tmp_path / "other").exists()
 
 
-def test_options_are_read_assumed_or_replaced(tmp_path: Path, shared: Path) -> None:
-    reference = load_reference(shared, "scan")
+def test_options_are_read_assumed_or_replaced(tmp_path: Path, references: Path) -> None:
+    reference = load_reference(references, "scan")
     path = authors_file(tmp_path / "best", reference)
     convert("scan", path, tmp_path / "a", options={"lambda_softmax": 20.0, "agg_func": "Max"})
     assert not torch.allclose(scores_of(tmp_path / "a", reference), torch.from_numpy(reference["sim"]), atol=1e-3)
@@ -190,10 +190,10 @@ def test_options_are_read_assumed_or_replaced(tmp_path: Path, shared: Path) -> N
         convert("vsepp", path, tmp_path / "c", options={"agg_func": "Mean"})
 
 
-def test_wrong_kinds_are_named(tmp_path: Path, shared: Path) -> None:
-    scan = authors_file(tmp_path / "scan", load_reference(shared, "scan"))
-    bfan = authors_file(tmp_path / "bfan", load_reference(shared, "bfan"))
-    vsrn = authors_file(tmp_path / "vsrn", load_reference(shared, "vsrn"))
+def test_wrong_kinds_are_named(tmp_path: Path, references: Path) -> None:
+    scan = authors_file(tmp_path / "scan", load_reference(references, "scan"))
+    bfan = authors_file(tmp_path / "bfan", load_reference(references, "bfan"))
+    vsrn = authors_file(tmp_path / "vsrn", load_reference(references, "vsrn"))
     for kind, path, message in (
         ("scan", bfan, "by its options it is one of 'bfan'"),
         ("bfan", scan, "by its options it is one of 'scan'"),
