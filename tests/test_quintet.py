@@ -7,8 +7,7 @@ import pytest
 
 import quintet
 
-BLOCKED = (
-    "pydantic",
+BLOCKED = (  # pydantic is not: it checks the arguments of a matcher
     "PIL",
     "yaml",
     "safetensors",
@@ -59,7 +58,7 @@ def run(code: str) -> str:
     return done.stdout
 
 
-def test_torch_and_numpy_are_enough() -> None:
+def test_torch_numpy_and_pydantic_are_enough_for_a_matcher() -> None:
     assert run(WITHOUT_OTHER_PACKAGES + USE).strip() == "works"
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-# Imported when first used: `import quintet` stays quick and needs torch and numpy only.
+# Imported when first used: `import quintet` stays quick, and a matcher needs torch, numpy and pydantic only.
 _PUBLIC = {
     "Codes": "quintet.codes",
     "ImageBatch": "quintet.data.batches",

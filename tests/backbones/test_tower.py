@@ -86,7 +86,7 @@ def test_an_index_keeps_both(tmp_path: Path, image: Image.Image) -> None:
     torch.manual_seed(2)
     save_file(create_tower("small-cnn+small-cnn").state_dict(), tmp_path / "both.safetensors")
     extractor = FeatureExtractor.create("small-cnn+small-cnn", tmp_path / "both.safetensors", grid=(2, 2))
-    keep_tower(tmp_path / "towers", extractor.state())
+    keep_tower(tmp_path, extractor.state(), {})
     (tmp_path / "both.safetensors").unlink()
     state, weights = kept_tower(tmp_path / "towers", extractor.state())
     again = FeatureExtractor.from_state(state, weights=weights)
