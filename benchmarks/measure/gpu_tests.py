@@ -36,7 +36,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         # Only the files that have such tests: others may need packages that the machine with the GPU lacks.
-        files = sorted(str(path) for path in (ROOT / "tests").rglob("test_*.py") if "mark.gpu" in path.read_text("utf-8"))
+        files = sorted(
+            str(path) for path in (ROOT / "tests").rglob("test_*.py") if "mark.gpu" in path.read_text("utf-8")
+        )
         command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", *files, f"--junitxml={report}"]
         code = subprocess.run(command, cwd=ROOT, check=False).returncode
         tests = outcomes(report)
