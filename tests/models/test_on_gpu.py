@@ -65,9 +65,7 @@ def test_a_step_is_the_same_as_on_a_cpu(kind: str, ragged: bool) -> None:
         found, gradients = step(there, images.to("cuda"), texts.to("cuda"))
     expected, wanted = step(here, exact, texts)
     off = (found - expected).abs()
-    if (
-        kind == "bfan"
-    ):  # its focal gates open and close: rounding decides for fragments that are nearly at the threshold
+    if kind == "bfan":  # rounding decides whether a fragment at the threshold of a focal gate is kept
         assert off.quantile(0.95) < 1e-4
         assert off.max() < 5e-3
     else:
