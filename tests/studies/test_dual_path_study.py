@@ -194,11 +194,19 @@ def test_losses_and_stages_with_their_overlap(base: Recipe, tiny_corpus: Path, t
     assert not_trained(summary) == []
     run = load(tmp_path / "runs" / "full-seed0")
     corpus = Corpus.open(tiny_corpus)
-    split = corpus.split("test")
-    expected = split_similarities([Member.encode(run, corpus, split)], split).overlap
-    assert read_json(tmp_path / "results" / "full-seed0.full.json")["metrics"]["S"] == pytest.approx(expected)
-    rows = [line for line in (tmp_path / "tables.md").read_text(encoding="utf-8").splitlines() if "Full model" in line]
-    assert rows[0].split("|")[-2].strip() == f"{expected:.4f}"
+    validation, test = (
+        split_similarities([Member.encode(run, corpus, split)], split).overlap
+        for split in (corpus.split("dev"), corpus.split("test"))
+    )
+    results = tmp_path / "results"
+    assert read_json(results / "full-seed0.full.json")["metrics"]["S"] == pytest.approx(test)
+    assert read_json(results / "validation" / "full-seed0.full.json")["metrics"]["S"] == pytest.approx(validation)
+    lines = (tmp_path / "tables.md").read_text(encoding="utf-8").splitlines()
+    start = next(number for number, line in enumerate(lines) if "(Table II)" in line)
+    rows = [line.split("|")[-2].strip() for line in lines[start:] if line.startswith("| Full model ")]
+    assert rows[:2] == [f"{validation:.4f}", f"{test:.4f}"], "as in the paper, the validation split first"
+    (published,) = (line for line in lines if line.startswith("| published: IV-B and Fig. 5, full model"))
+    assert published.split("|")[-2].strip() == "0.0914"
 
     before, after = (
         load_tensors(tmp_path / "runs" / f"{key}-seed0" / "stages" / name / "objective.safetensors")[0]

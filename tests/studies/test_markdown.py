@@ -28,6 +28,7 @@ def summary(*, seeds: int = 2, **variants: dict[str, Any]) -> dict[str, Any]:
         "images": 1000,
         "texts": 5000,
         "protocols": ["full"],
+        "validation": None,
         "seeds": list(range(seeds)),
         "variants": variants,
         "tables": [],
@@ -42,8 +43,13 @@ def rows_of(text: str) -> list[list[str]]:
 
 
 def layout(*rows: tuple[str, str], compare: str | None = None, columns: tuple[str, ...] = METRICS) -> dict[str, Any]:
-    entries = [{"variant": key, "label": label, "marks": []} for key, label in rows]
-    return {"title": "A table", "rows": entries, "columns": list(columns), "compare": compare, "marks": []}
+    entries = [{"variant": key, "label": label, "marks": [], "published": []} for key, label in rows]
+    table = {"title": "A table", "rows": entries, "columns": list(columns), "compare": compare, "marks": []}
+    return table | {"validation": False}
+
+
+def printed(place: str, corpus: str, protocol: str, **values: float) -> dict[str, Any]:
+    return {"place": place, "corpus": corpus, "protocol": protocol, "values": values}
 
 
 def test_the_layout_of_the_papers_first_table() -> None:
@@ -85,6 +91,38 @@ def test_other_measures_have_their_own_digits_and_notes_are_told() -> None:
     assert "## Notes\n\n- Table V is left out\n" in text
 
 
+def test_published_numbers_stand_below_ours_where_they_were_measured_alike() -> None:
+    content = summary(seeds=1, online=variant("A", 50.0))
+    content["variants"]["online"]["protocols"]["validation"] = content["variants"]["online"]["protocols"]["full"]
+    content |= {"corpus": "f30k_precomp", "validation": 1014, "tables": [layout(("online", "A"))]}
+    table = content["tables"][0]
+    table |= {"columns": ["i2t_r1", "rsum"], "validation": True}
+    table["rows"][0]["published"] = [
+        printed("Table 1", "coco", "5fold", i2t_r1=72.7, rsum=507.9),
+        printed("Table 2", "f30k", "full", i2t_r1=67.42),
+        printed("Table II", "f30k", "validation", i2t_r1=55.0),
+        printed("Fig. 5", "f30k", "full", S=0.0914),
+    ]
+    rows = rows_of(render_tables(content).split("## A table")[1].split("##")[0])
+    assert rows[2:] == [
+        ["**1,014 validation images**", "", ""],
+        ["A", "50.0", "50.0"],
+        ["published: Table II", "55.0", "-"],
+        ["**1,000 test images, full**", "", ""],
+        ["A", "50.0", "50.0"],
+        ["published: Table 2", "67.42", "-"],
+    ]
+    content["corpus"] = "flickr8k"  # of which the paper has nothing: all that it has, once
+    rows = rows_of(render_tables(content).split("## A table")[1].split("##")[0])
+    assert [row[0] for row in rows[2:]] == [
+        "**1,014 validation images**",
+        "A",
+        *("published: Table 1", "published: Table 2", "published: Table II"),
+        "**1,000 test images, full**",
+        "A",
+    ]
+
+
 def test_failures_are_told_and_leave_their_cells_empty() -> None:
     broken = variant("VSRN (OnlyOffline)", status="failed", reason="the loss term became nan")
     content = summary(online=variant("VSRN", 50.0, 50.0), broken=broken)
@@ -109,8 +147,12 @@ def test_gains_have_each_seeds_difference_and_p_value() -> None:
 def test_extra_tables() -> None:
     content = summary(online=variant("VSRN", 50.0, 50.0))
     columns = [{"key": "label", "heading": "model", "form": "{}"}, {"key": "s", "heading": "seconds", "form": "{:.3f}"}]
-    content["extras"] = {"timing": {"title": "Time", "columns": columns, "rows": [{"label": "VSRN", "s": 1.0956}]}}
+    extra = {"columns": columns, "rows": [{"label": "VSRN", "s": 1.0956}], "published": [[]]}
+    content["extras"] = {"timing": {"title": "Time"} | extra}
     assert rows_of(render_tables(content).split("## Time")[1])[2] == ["VSRN", "1.096"]
+    content["extras"]["timing"]["published"] = [[printed("Table 6", "coco", "5fold", s=1.604)]]
+    rows = rows_of(render_tables(content).split("## Time")[1])
+    assert rows[2:] == [["VSRN", "1.096"], ["published: Table 6", "1.604"]]
     content["extras"]["timing"] |= {"rows": [], "reason": "not measured: why"}
     assert "not measured: why" in render_tables(content).split("## Time")[1]
 

@@ -16,6 +16,7 @@ from quintet.losses import OBJECTIVES
 from quintet.models import MODELS
 from quintet.registry import Registry
 from quintet.studies.measurements import EXTRAS, MEASURES
+from quintet.studies.published import counterparts
 from quintet.studies.study_file import (
     ExtraSpec,
     Given,
@@ -137,12 +138,12 @@ class _Expansion:
             self.notes.append(spec.requires.otherwise.format_map(self.facts))
             return None
         specs = (row if isinstance(row, RowSpec) else RowSpec(variant=row) for row in spec.rows)
-        rows = dict.fromkeys(row for given in specs for row in self._rows(given, bool(spec.marks)))
+        rows = dict.fromkeys(row for given in specs for row in self._rows(given, bool(spec.marks), spec.published))
         if not rows:
             return None
         title = spec.title.format_map(self.facts)
         columns = (*RECALLS, "rsum") if spec.columns is None else spec.columns
-        return Layout(title, tuple(rows), columns, spec.compare, spec.marks)
+        return Layout(title, tuple(rows), columns, spec.compare, spec.marks, spec.validation)
 
     def _wanted(self, when: str | tuple[str, ...] | dict[str, Any] | None) -> bool:
         if isinstance(when, dict):
@@ -157,10 +158,14 @@ class _Expansion:
                 given = spec.variants[name] if isinstance(spec.variants, dict) else row.label
                 labels[row.variant] = given.format_map(self.facts)
         columns = tuple(Column(column.key, column.heading, column.form) for column in spec.columns)
-        return Extra(key, spec.title, columns, labels, _known("measurement", key, EXTRAS))
+        measure = _known("measurement", key, EXTRAS)
+        return Extra(key, spec.title, columns, labels, measure, spec.row, spec.published)
 
-    def _rows(self, row: RowSpec, marks: bool) -> Iterator[Row]:
-        """The lines of a table for a variant of the file, which there may be several of."""
+    def _rows(self, row: RowSpec, marks: bool, printed: tuple[str, ...] = ()) -> Iterator[Row]:
+        """The lines of a table for a variant of the file, which there may be several of.
+
+        `printed`: the papers' tables that may have a counterpart, called as the row or as the variant is.
+        """
         spec = self.file.variants[row.variant]
         if spec.when is not None and spec.when not in self.options:
             return
@@ -168,7 +173,10 @@ class _Expansion:
             facts = _Facts(self, content)
             label = (row.label or spec.label).format_map(facts)
             shown = (spec.marks if row.marks is None else row.marks) if marks else ()
-            yield Row(self._variant(row.variant, spec, content, facts), label, shown)
+            key = self._variant(row.variant, spec, content, facts)
+            named = self.file.names.format(label=spec.label.format_map(facts), marks=spec.marks)
+            names = (label, named) if row.published is None else (row.published.format_map(facts),)
+            yield Row(key, label, shown, counterparts(printed, *names))
 
     def _variant(self, name: str, spec: VariantSpec, content: Content, facts: _Facts) -> str:
         """The key of the variant with this recipe: a new one, or one that comes to the same."""

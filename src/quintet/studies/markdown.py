@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from quintet.evaluation.metrics import CUTS
+from quintet.studies.published import VALIDATION, same_setting
 
 DIRECTIONS = {"i2t": "text", "t2i": "image"}  # what is retrieved: the papers' names of the two directions
 NOTHING = "-"
@@ -61,16 +62,47 @@ def _preamble(summary: dict[str, Any]) -> str:
 def _layout(summary: dict[str, Any], table: dict[str, Any]) -> str:
     header = ["model", *table.get("marks", ()), *(_heading(name) for name in table["columns"])]
     rows = []
-    for protocol in summary["protocols"]:
-        rows.append([_section(summary, protocol), *("" for _ in header[1:])])
+    sections = [*([VALIDATION] if table["validation"] else []), *summary["protocols"]]
+    for section in sections:
+        rows.append([_section(summary, section), *("" for _ in header[1:])])
         for row in table["rows"]:
-            cells = [_cell(summary, row["variant"], protocol, name, table["compare"]) for name in table["columns"]]
-            rows.append([row["label"], *row.get("marks", ()), *cells])
+            cells = [_cell(summary, row["variant"], section, name, table["compare"]) for name in table["columns"]]
+            rows.append([row["label"], *row["marks"], *cells])
+            for printed in _beside(summary, row["published"], section, sections):
+                if not printed["values"].keys().isdisjoint(table["columns"]):
+                    numbers = [_printed(summary, printed, name) for name in table["columns"]]
+                    rows.append([f"published: {printed['place']}", *("" for _ in row["marks"]), *numbers])
     return markdown_table(header, rows)
+
+
+def _beside(
+    summary: dict[str, Any], published: Sequence[dict[str, Any]], section: str, sections: Sequence[str]
+) -> list[dict[str, Any]]:
+    """What a section shows of the published numbers of a row: those of its own corpus and protocol.
+
+    Where no section has any, the first one shows all of them. Each says what it was measured on.
+    """
+
+    def fits(printed: dict[str, Any], one: str) -> bool:
+        return same_setting(summary["corpus"], one, summary["images"], printed)
+
+    if any(fits(printed, one) for printed in published for one in sections):
+        return [printed for printed in published if fits(printed, section)]
+    return list(published) if section == sections[0] else []
+
+
+def _printed(summary: dict[str, Any], printed: dict[str, Any], name: str) -> str:
+    """A number with the digits of ours, or with those that the paper prints where these are more."""
+    if name not in printed["values"]:
+        return NOTHING
+    value = printed["values"][name]
+    return f"{value:.{max(summary['digits'].get(name, 1), len(str(value).partition('.')[2]))}f}"
 
 
 def _heading(name: str) -> str:
     """`i2t_r1` is the text R@1; only the first recall of a direction names it, as a group heading would."""
+    if name.endswith("_medr"):
+        return "Med r"
     direction, _, cut = name.partition("_r")
     if direction not in DIRECTIONS:
         return name
@@ -78,6 +110,8 @@ def _heading(name: str) -> str:
 
 
 def _section(summary: dict[str, Any], protocol: str) -> str:
+    if protocol == VALIDATION:
+        return f"**{summary['validation']:,} validation images**"
     return f"**{summary['images']:,} test images, {protocol}**"
 
 
@@ -136,7 +170,12 @@ def _extra(extra: dict[str, Any]) -> str:
     if not extra["rows"]:
         return str(extra.get("reason", "nothing was measured"))
     columns = extra["columns"]
-    rows = [[column["form"].format(row[column["key"]]) for column in columns] for row in extra["rows"]]
+    rows = []
+    for row, published in zip(extra["rows"], extra["published"], strict=True):
+        rows.append([column["form"].format(row[column["key"]]) for column in columns])
+        for printed in published:
+            cells = [printed["values"].get(column["key"], "") for column in columns[1:]]
+            rows.append([f"published: {printed['place']}", *(str(cell) for cell in cells)])
     return markdown_table([column["heading"] for column in columns], rows)
 
 

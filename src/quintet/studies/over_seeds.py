@@ -12,7 +12,8 @@ from typing import Any, Literal
 from quintet.evaluation.result import load_ranks, provenance
 from quintet.evaluation.significance import paired_test
 from quintet.studies.measurements import Measurement
-from quintet.studies.variants import Study, Variant
+from quintet.studies.published import VALIDATION, counterparts
+from quintet.studies.variants import Extra, Study, Variant
 
 FORMAT, VERSION = "quintet-study", 1
 Metrics = dict[str, float]
@@ -60,7 +61,7 @@ def summarise(
     out: Path,
 ) -> dict[str, Any]:
     """All numbers of the study, as JSON values. Paths are relative to `out`."""
-    protocols = list(facts["protocols"])
+    protocols = [*facts["protocols"], *([VALIDATION] if facts["validation"] else [])]
     runs = {
         variant.key: [
             _run(outcomes[key], outcomes.get((study.reference, key[1])), paired, protocols, out)
@@ -84,12 +85,20 @@ def summarise(
         "extras": {
             extra.key: {"title": extra.title, "columns": [asdict(column) for column in extra.columns]}
             | dict(extras[extra.key])
+            | {"published": [_printed(extra, row) for row in extras[extra.key]["rows"]]}
             for extra in study.extras
             if extra.key in extras
         },
         "provenance": provenance(),
     }
     return json.loads(json.dumps(summary))  # as it is read back from the file
+
+
+def _printed(extra: Extra, row: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What the papers have for a row of an extra table."""
+    if not extra.published:
+        return []
+    return [asdict(found) for found in counterparts(extra.published, extra.row.format_map(row))]
 
 
 def _run(

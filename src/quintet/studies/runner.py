@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 
+from quintet.data.corpus import Split
 from quintet.errors import QuintetError, RunError
 from quintet.evaluation.result import provenance
 from quintet.evaluation.split_protocols import find_protocol
@@ -29,6 +30,7 @@ from quintet.runs.run_folder import is_begun, read_head
 from quintet.studies.markdown import render_tables
 from quintet.studies.measurements import Measurement, measure_run
 from quintet.studies.over_seeds import Outcome, Paired, summarise
+from quintet.studies.published import VALIDATION
 from quintet.studies.variants import Extra, Study, Trained, Variant, differences
 from quintet.training import stages
 from quintet.training.inputs import open_data
@@ -103,6 +105,7 @@ class _Runner:
             find_protocol(protocol).check(self.split, self.data.corpus, choose="data.test={}")
         if self.data.store is not None:
             self.data.store.require([image.id for image in self.split.images])
+        self.validated = any(table.validation for table in self.study.tables)
 
     def _check_folder(self, variant: Variant, seed: int) -> None:
         """Refuse a run folder that was made with another recipe."""
@@ -187,19 +190,28 @@ class _Runner:
 
     def _measure(self, variant: Variant, seed: int) -> dict[str, Measurement]:
         record = read_json(self.folder(variant.key, seed) / "study.json")
-        return measure_run(
-            self.folder(variant.key, seed),
-            self.data.corpus,
-            self.split,
-            self.settings.protocols,
-            self.out / "results",
-            device=self.device,
-            block=self.settings.block,
-            bootstrap=self.settings.bootstrap,
-            measures=self.study.measures,
-            facts={key: record.get(key) for key in ("study", "variant", "seed")}
-            | {"trained_on": record.get("device"), "peak_memory_bytes": record.get("peak_memory_bytes")},
-        )
+        facts = {key: record.get(key) for key in ("study", "variant", "seed")}
+        facts |= {"trained_on": record.get("device"), "peak_memory_bytes": record.get("peak_memory_bytes")}
+
+        def measured(split: Split, protocols: Sequence[str], results: Path) -> dict[str, Measurement]:
+            return measure_run(
+                self.folder(variant.key, seed),
+                self.data.corpus,
+                split,
+                protocols,
+                results,
+                device=self.device,
+                block=self.settings.block,
+                bootstrap=self.settings.bootstrap,
+                measures=self.study.measures,
+                facts=facts,
+            )
+
+        found = measured(self.split, self.settings.protocols, self.out / "results")
+        if self.validated:
+            (validation,) = measured(self.data.validation, ["full"], self.out / "results" / VALIDATION).values()
+            found[VALIDATION] = validation
+        return found
 
     def _extra(self, extra: Extra) -> dict[str, Any]:
         """The rows of an extra measurement, of the first seed whose runs are there; measured once."""
@@ -233,6 +245,7 @@ class _Runner:
             "images": len(self.split.images),
             "texts": len(self.split.texts),
             "protocols": list(self.settings.protocols),
+            "validation": len(self.data.validation.images) if self.validated else None,
             "device": self.device,
         }
         summary = summarise(self.study, self.outcomes, self.paired, facts, extras or {}, self.out)

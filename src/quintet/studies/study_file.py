@@ -10,6 +10,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from quintet.errors import RecipeError, suggest
+from quintet.studies.published import FILE, published_tables
 from quintet.training.recipe import load_yaml, yaml_text
 
 Given = dict[str, Any]  # options by name: True, or a tuple of numbers
@@ -82,6 +83,7 @@ class RowSpec(_Strict):
     variant: str
     label: str | None = None
     marks: tuple[str, ...] | None = None
+    published: str | None = Field(None, description="its name among the published rows; none: its label")
 
 
 class TableSpec(_Strict):
@@ -90,6 +92,8 @@ class TableSpec(_Strict):
     columns: tuple[str, ...] | None = Field(None, description="metrics; none: all recalls and their sum")
     compare: str | None = Field(None, description="numbers are followed by their difference to this variant's")
     marks: tuple[str, ...] = Field((), description="headings of the rows' marks")
+    published: tuple[str, ...] = Field((), description="tables of the papers whose numbers stand beside ours")
+    validation: bool = Field(False, description="measured on the validation split, too, as in the paper")
     when: str | tuple[str, ...] | dict[str, Any] | None = Field(
         None, description="only with one of these options, or where an option has this value"
     )
@@ -109,6 +113,8 @@ class ExtraSpec(_Strict):
     when: str
     variants: tuple[str, ...] | dict[str, str] = Field(description="what it looks at, or that with labels")
     columns: tuple[ColumnSpec, ...]
+    published: tuple[str, ...] = Field((), description="tables of the papers whose numbers stand beside ours")
+    row: str = Field("{label}", description="what a row is called there")
 
 
 class StudyFile(_Strict):
@@ -145,6 +151,9 @@ class StudyFile(_Strict):
         replaced = [name for spec in self.variants.values() for name in spec.replace]
         kept = [name for spec in self.variants.values() for name in spec.keep]
         needed = [requirement.setting for requirement in self.requires]
+        printed = [key for table in self.tables for key in table.published]
+        printed += [key for extra in self.extras.values() for key in extra.published]
+        self._check("published table", printed, published_tables())
         self._check("setting", [*sweeps, *tables, *replaced, *kept, *needed], self.settings)
         return self
 
@@ -190,7 +199,8 @@ def _several(value: str | Sequence[str] | Mapping[str, Any]) -> list[str]:
 def list_studies() -> list[str]:
     """The names of the shipped studies."""
     folder = resources.files("quintet") / "studies"
-    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+    files = (entry.name for entry in folder.iterdir() if entry.name.endswith(".yaml") and entry.name != FILE)
+    return sorted(name.removesuffix(".yaml") for name in files)
 
 
 def load_study(source: str | Path) -> StudyFile:

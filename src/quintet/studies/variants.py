@@ -11,6 +11,7 @@ from typing import Any
 from quintet.data.corpus import Split
 from quintet.evaluation.metrics import RECALLS
 from quintet.evaluation.scoring import Member
+from quintet.studies.published import Published
 from quintet.training.recipe import parse_recipe
 from quintet.training.recipe_models import Recipe
 
@@ -52,23 +53,25 @@ class Variant:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a table: a variant, its label there, and `marks`, the cells of further columns."""
+    """One line of a table: a variant, its label there, `marks`, the cells of further columns, and what papers print."""
 
     variant: str
     label: str
     marks: tuple[str, ...] = ()
+    published: tuple[Published, ...] = ()
 
 
 @dataclass(frozen=True)
 class Layout:
     """A table of metrics. `compare`: each number is followed by its difference to this variant's. `marks`: the
-    headings of the rows' marks."""
+    headings of the rows' marks. `validation`: the validation split is measured, too, and comes first."""
 
     title: str
     rows: tuple[Row, ...]
     columns: tuple[str, ...] = (*RECALLS, "rsum")
     compare: str | None = None
     marks: tuple[str, ...] = ()
+    validation: bool = False
 
 
 @dataclass(frozen=True)
@@ -108,6 +111,8 @@ class Extra:
     columns: tuple[Column, ...]
     labels: Mapping[str, str]  # of the variants that it looks at
     measure: Callable[[Trained], list[dict[str, Any]]]
+    row: str = "{label}"  # names a row among the published ones
+    published: tuple[str, ...] = ()  # tables of the papers
 
     @property
     def needs(self) -> tuple[str, ...]:
