@@ -170,7 +170,7 @@ def test_a_second_round_mines_with_the_first_and_trains_on_it(tiny_recipe: dict[
     assert taught.manifest["matcher"]["weights"] != lists.manifest["matcher"]["weights"]
 
 
-@pytest.mark.parametrize("line", [5, 9])
+@pytest.mark.parametrize("line", [5, 9, 12])
 def test_a_second_round_resumes_bit_for_bit(tiny_recipe: dict[str, Any], tmp_path: Path, line: int) -> None:
     tiny_recipe["stages"][0] |= {"log_every": 1, "checkpoint_every": 3}
     recipe = parse_recipe(with_offline_round(tiny_recipe))

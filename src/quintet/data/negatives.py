@@ -161,6 +161,14 @@ class NegativeLists:
                 f"{where} were mined by a matcher with weights {str(mined_by)[:12]}, not {weights[:12]}; mine again"
             )
 
+    def require(self, split: Split, top_texts: int, top_images: int) -> None:
+        """Refuse lists from which the first `top_texts` and `top_images` cannot be drawn for every anchor."""
+        sides: list[tuple[np.ndarray, int, Literal["image", "text"]]]
+        sides = [(self.texts, top_texts, "image"), (self.images, top_images, "text")]
+        for table, top, kind in sides:
+            _check_lengths(table, top, split, kind)
+            _check_filled(np.asarray(table[:, :1]).max(axis=1, initial=-1) >= 0, np.arange(len(table)), split, kind)
+
 
 @dataclass(frozen=True)
 class OfflineRows:
@@ -312,6 +320,14 @@ def _candidates(
     table: np.ndarray, anchors: np.ndarray, top: int, split: Split, kind: Literal["image", "text"]
 ) -> _Candidates:
     """The first `top` candidates of each anchor."""
+    _check_lengths(table, top, split, kind)
+    rows = np.asarray(table[anchors, :top])  # (n, h)
+    counts = (rows >= 0).sum(axis=1)
+    _check_filled(counts > 0, anchors, split, kind)
+    return _Candidates(rows, counts)
+
+
+def _check_lengths(table: np.ndarray, top: int, split: Split, kind: Literal["image", "text"]) -> None:
     own, other = (split.images, split.texts) if kind == "image" else (split.texts, split.images)
     if len(table) != len(own):
         raise CorpusError(
@@ -323,17 +339,23 @@ def _candidates(
     if table.shape[1] < top and table.shape[1] < _most_candidates(split, kind):
         raise CorpusError(
             f"the lists hold {table.shape[1]} candidates for each {kind}, and {top} of {len(other)} are asked for; "
-            f"mine longer lists, or draw from the first {table.shape[1]}"
+            f"mine longer lists, or draw from the first {table.shape[1]} (negatives.top_{_other(kind)}s)"
         )
-    rows = np.asarray(table[anchors, :top])  # (n, h)
-    counts = (rows >= 0).sum(axis=1)
-    if not counts.all():
-        first = own[anchors[int(np.argmin(counts))]]
+
+
+def _check_filled(filled: np.ndarray, anchors: np.ndarray, split: Split, kind: Literal["image", "text"]) -> None:
+    """Raise where an anchor has no candidate."""
+    if not filled.all():
+        own = split.images if kind == "image" else split.texts
+        first = own[anchors[int(np.argmin(filled))]]
         raise CorpusError(
             f"{kind} {first.id!r} has no negative in the mined lists: every candidate belongs to it or was excluded; "
             "loosen the exclusions of mining, or leave it out of the training split"
         )
-    return _Candidates(rows, counts)
+
+
+def _other(kind: Literal["image", "text"]) -> str:
+    return "text" if kind == "image" else "image"
 
 
 def _most_candidates(split: Split, kind: Literal["image", "text"]) -> int:

@@ -132,7 +132,11 @@ class NegativesRecipe(_Strict):
     """Offline hard negatives (AOQ): which matcher mines them from the training split, and how they are drawn."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, populate_by_name=True)
-    source: str = Field(alias="from", description="an earlier stage, or the run folder of a teacher")
+    source: str = Field(
+        alias="from",
+        description="an earlier stage, the run folder of a teacher, or candidate lists: a folder of `quintet mine -o`, "
+        "the authors' i2t_*.npy and t2i_*.npy, a table of image and text ids",
+    )
     top_texts: int = Field(300, ge=1, description="h: number of hard negative texts per image")
     top_images: int = Field(60, ge=1, description="number of hard negative images per text")
     distribution: Literal["uniform", "normal"] = "uniform"

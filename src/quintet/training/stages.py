@@ -122,8 +122,11 @@ def check_stages(recipe: Recipe, model: dict[str, Any], tokenizer: Tokenizer, da
     for number, stage in enumerate(recipe.stages):
         earlier = [before.name for before in recipe.stages[:number]]
         _check_source(f"stage {stage.name!r}: init", stage.init, ["scratch", *(["previous"] if number else [])])
-        if stage.negatives is not None:
-            _check_source(f"stage {stage.name!r}: negatives.from", stage.negatives.source, earlier)
+        if stage.negatives is not None and not _names_lists(stage.negatives.source, earlier):
+            what = "run folder, candidate lists"
+            _check_source(f"stage {stage.name!r}: negatives.from", stage.negatives.source, earlier, what)
+        elif stage.negatives is not None:
+            _read_lists(stage.negatives, data, Silent())
         check_metric(stage.select)
         objective = build_objective(stage, matcher, tokenizer, data)
         if stage.batches.kind == "neighbours" or objective.categorised:
@@ -137,13 +140,13 @@ def check_stages(recipe: Recipe, model: dict[str, Any], tokenizer: Tokenizer, da
             parameter.requires_grad_(wanted)
 
 
-def _check_source(where: str, name: str, known: list[str]) -> None:
+def _check_source(where: str, name: str, known: list[str], what: str = "run folder") -> None:
     """Raise unless `name` is known or a run."""
     if name in known:
         return
     if not is_there(user_path(name)) and name not in shipped_runs():
         hint = f"; {suggest(name, known)}" if known else ""
-        raise RecipeError(f"{where}: {name!r} is not a run folder or a known stage{hint}")
+        raise RecipeError(f"{where}: {name!r} is not a {what} or a known stage{hint}")
     read_head(locate(name)[0])
 
 
@@ -157,15 +160,65 @@ def stage_negatives(
     device: torch.device,
     display: Display,
 ) -> NegativeLists:
-    """Open the lists in `folder`, or mine them first. A mining job that was killed is resumed."""
+    """Open the lists in `folder`, or mine them first, or copy those that the recipe names into it.
+
+    A mining job that was killed is resumed.
+    """
+    copied = _copied_lists(recipe, folder / "negatives", data, device)
+    if copied is not None:
+        return copied
+    counts = f"hard negatives of {len(data.train.images)} images and {len(data.train.texts)} texts"
+    if _names_lists(recipe.source, stages):
+        display.info(f"{counts}, from {recipe.source}")
+        lists = _read_lists(recipe, data, display)
+        if distributed.is_main():
+            lists.save(folder / "negatives")
+        distributed.barrier()
+        return lists
     from quintet.mining.mine import mine  # most recipes mine nothing
 
     own = recipe.source in stages
     miner = load(out, stage=recipe.source, device=device) if own else load(recipe.source, device=device)
-    counts = f"{len(data.train.images)} images and {len(data.train.texts)} texts"
-    display.info(f"hard negatives of {counts}, mined with {miner.name}")
+    display.info(f"{counts}, mined with {miner.name}")
     lists = mine(miner, data.corpus, split=data.train, out=folder / "negatives", **recipe.mining())
     lists.check(data.train, miner.weights_checksum)
+    return lists
+
+
+def _names_lists(source: str, stages: list[str]) -> bool:
+    from quintet.data.candidates import names_lists
+
+    return source not in stages and is_there(user_path(source)) and names_lists(user_path(source))
+
+
+def _copied_lists(
+    recipe: NegativesRecipe, folder: Path, data: TrainingData, device: torch.device
+) -> NegativeLists | None:
+    """The run's copy of lists from elsewhere: a resumed run reads it, whatever became of the lists themselves."""
+    copied = NegativeLists.find(folder)
+    facts = {} if copied is None else copied.manifest.get("imported", {})
+    wanted = str(user_path(recipe.source).resolve()), [recipe.top_texts, recipe.top_images]
+    missing = torch.tensor(int((facts.get("from"), facts.get("top")) != wanted), device=device)
+    if distributed.all_reduce_max(missing) or copied is None:  # for all processes
+        return None
+    copied.check(data.train)
+    return copied
+
+
+def _read_lists(recipe: NegativesRecipe, data: TrainingData, display: Display) -> NegativeLists:
+    from quintet.data.candidates import read_lists
+
+    path = user_path(recipe.source)
+    tops = recipe.model_dump(include={"top_texts", "top_images"})
+    lists = read_lists(path, data.train, **tops, note=display.note)
+    made = lists.manifest.get("options", {})
+    for name, value in recipe.mining().items():
+        asked = value is not None and value is not False
+        if name not in tops and asked and made.get(name) != value:
+            raise RecipeError(
+                f"negatives.{name} decides what is mined, and {path} was made without it ({made.get(name)!r}); "
+                "leave it out, or mine with it"
+            )
     return lists
 
 

@@ -133,7 +133,8 @@ def replay_draws(
 ) -> dict[str, float]:
     """Repeat the draws of training and measure how hard they were: mean rank and mean mined score of both sides.
 
-    `batches`: the pairs (n, 2) of each batch, with the generator of its draws; `options` as in `draw_offline`.
+    `batches`: the pairs (n, 2) of each batch, with the generator of its draws; `options` as in `draw_offline`. Lists
+    from elsewhere may have no scores; then there are no means of them.
     """
     sums = dict.fromkeys(("text_rank", "image_rank", "text_score", "image_score", "corresponding"), 0.0)
     count = 0
@@ -147,7 +148,8 @@ def replay_draws(
         count += len(rows)
     if not count:
         raise ValueError("there are no batches to replay")
-    return {name: total / count for name, total in sums.items()} | {"pairs": float(count)}
+    known = {name: total for name, total in sums.items() if not np.isnan(total)}
+    return {name: total / count for name, total in known.items()} | {"pairs": float(count)}
 
 
 def _random_batches(
