@@ -179,7 +179,8 @@ def test_a_header_tells_the_size_upright_and_the_date() -> None:
     exif[0x0112], exif[0x0132] = 6, "2024:05:01 10:11:12"
     buffer = io.BytesIO()
     Image.new("RGB", (40, 30)).save(buffer, "JPEG", exif=exif)
-    size, found = image_header(buffer.getvalue())
+    size, found, kind = image_header(buffer.getvalue())
+    assert kind == "JPEG"
     assert size == open_image(buffer.getvalue()).size == (30, 40)
     assert found[0x0132] == "2024:05:01 10:11:12"
     with pytest.raises(ImageError, match="not an image"):

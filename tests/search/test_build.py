@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 from typer.testing import CliRunner
@@ -97,14 +98,15 @@ def test_what_cannot_be_read_is_listed_with_its_reason(pixel_vse: Path, pictures
     (pictures / "link.png").symlink_to(Path(__file__))
     (pictures / ".hidden.png").write_text("passed over")
     (pictures / "notes.txt").write_text("passed over")
+    (pictures / "IMG_1.MOV").write_text("the video of a live photo")
     report = build(pixel_vse, pictures, index)
-    assert report.added == 6
+    assert (report.added, report.videos) == (6, 1)
     reasons = {Path(path).name: why for path, why in report.unreadable}
     assert set(reasons) == {"text.jpg", "empty.png", "phone.HEIC", "bomb.ppm", "link.png"}
     assert "not an image" in reasons["text.jpg"]
     assert "decompression bomb" in reasons["bomb.ppm"]
     assert "leads out" in reasons["link.png"]
-    assert "JPEG" in reasons["phone.HEIC"]
+    assert "not an image" in reasons["phone.HEIC"]
 
 
 def test_a_name_that_is_not_utf8_is_indexed_shown_and_found(
@@ -187,7 +189,6 @@ def test_dates_sizes_and_sidecars_become_metadata(pixel_vse: Path, pictures: Pat
         "stars": 4,
     }
     assert "people" not in facts
-    assert "date" not in found["0.png"]
     (pictures / "sea.jpg.json").write_text('{"album": "lake"}')
     assert counts(build(pixel_vse, pictures, index)) == (0, 7, 0, 0)
     with Searcher.open(index, device="cpu") as searcher:
@@ -195,6 +196,43 @@ def test_dates_sizes_and_sidecars_become_metadata(pixel_vse: Path, pictures: Pat
 
         (hits,) = searcher.search_text(["a thing"], where=parse_where("album=lake"))
     assert [hit.item.path for hit in hits] == ["sea.jpg"]
+
+
+def test_a_photo_without_a_date_has_that_of_its_file(pixel_vse: Path, pictures: Path, index: Path) -> None:
+    (pictures / "2019" / "sea").mkdir(parents=True)
+    for name, fields in (("old.png", "{}"), ("noted.png", '{"date": "1999-12-31"}')):
+        Image.new("RGB", (30, 20 + len(name)), "navy").save(pictures / "2019/sea" / name)
+        (pictures / "2019/sea" / f"{name}.json").write_text(fields)
+        os.utime(pictures / "2019/sea" / name, (1_553_000_000, 1_553_000_000))  # 2019-03-19 12:53:20 UTC
+    build(pixel_vse, pictures, index)
+    with Searcher.open(index, device="cpu") as searcher:
+        found = {hit.item.path: hit.item.metadata for hit in searcher.search_text(["a thing"], k=9)[0]}
+    old = found["2019/sea/old.png"]
+    assert {name: old[name] for name in ("date", "time", "year", "date_from", "modified", "folder", "orientation")} == {
+        "date": "2019-03-19",
+        "time": "12:53:20",
+        "year": 2019,
+        "date_from": "file",
+        "modified": "2019-03-19",
+        "folder": "2019/sea",
+        "orientation": "landscape",
+    }
+    assert found["2019/sea/noted.png"]["date"] == "1999-12-31"
+    assert "year" not in found["2019/sea/noted.png"]
+    assert found["0.png"]["folder"] == "."
+
+
+def test_a_large_jpeg_keeps_its_size_and_nearly_its_code(pixel_vse: Path, tmp_path: Path, index: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    small = np.random.default_rng(0).integers(0, 256, (6, 8, 3), np.uint8)
+    Image.fromarray(small).resize((1600, 1200), Image.Resampling.BICUBIC).save(tmp_path / "photos/a.jpg", quality=90)
+    build(pixel_vse, tmp_path / "photos", index)
+    with Searcher.open(index, device="cpu") as searcher:
+        (hit,) = searcher.search(tmp_path / "photos/a.jpg")
+        (whole,) = searcher.search(Image.open(tmp_path / "photos/a.jpg"))
+    assert (hit.item.metadata["width"], hit.item.metadata["height"]) == (1600, 1200)
+    assert hit.score == pytest.approx(1, abs=1e-6)  # the query is decoded as the index was
+    assert 0.999 < whole.score < 1
 
 
 # Stopped at any moment

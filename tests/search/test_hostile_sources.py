@@ -25,6 +25,8 @@ from quintet.search.index_folder import path_text, text_path
 from quintet.search.indexing import BuildReport, build_index
 from quintet.search.searcher import Searcher
 
+FIELDS = {"width", "height", "bytes", "modified", "date", "time", "year", "date_from", "orientation", "folder"}
+
 
 def build(run: Path, source: Path, index: Path) -> BuildReport:
     return build_index(run, source, index, device="cpu", workers=2)
@@ -61,7 +63,7 @@ def test_a_bad_sidecar_is_listed(pixel_vse: Path, pictures: Path, tmp_path: Path
     assert Path(path).name == "0.json"
     assert reason in why
     found = metadata(tmp_path / "index")
-    assert set(found["0.png"]) == {"width", "height", "bytes", "modified"}
+    assert set(found["0.png"]) == FIELDS
     assert found["1.png"]["album"] == "sea"
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from tests.data.test_photo_formats import dng
 
 from quintet.data.images import open_image
 from quintet.errors import ImageError
@@ -44,6 +45,34 @@ def test_pixels_are_those_that_the_index_was_made_of(decoders: Decoders, tmp_pat
         image = decoders.pixels(file, "a", LIMIT)
         assert decoders.media_type(file, "a") == f"image/{kind.lower()}"
     assert np.array_equal(np.asarray(image), np.asarray(open_image(path)))
+
+
+@pytest.mark.parametrize(("kind", "package"), [("HEIF", "pillow_heif"), ("JXL", "pillow_jxl")])
+def test_photos_of_phones_are_decoded_in_the_limits(
+    decoders: Decoders, tmp_path: Path, kind: str, package: str
+) -> None:
+    found = pytest.importorskip(package)
+    if kind == "HEIF":
+        found.register_heif_opener()
+    path = file_of(smooth(1200, 900), kind, tmp_path / "a", quality=50, effort=1)
+    with path.open("rb") as file:
+        image = decoders.pixels(file, "the uploaded photo", LIMIT)
+        small, suffix = decoders.thumbnail(file, "a", 320)
+        assert decoders.media_type(file, "a") == f"image/{kind.lower()}"
+        with pytest.raises(ImageError, match="pixels"):
+            decoders.pixels(file, "a", 1_000_000)
+    assert image.width * 3 == image.height * 4
+    assert (Image.open(io.BytesIO(small)).size, suffix) == ((320, 240), ".jpg")
+
+
+def test_a_raw_file_is_decoded_by_its_name(decoders: Decoders, tmp_path: Path) -> None:
+    pytest.importorskip("rawpy")
+    buffer = io.BytesIO()
+    smooth(320, 240).save(buffer, "JPEG")
+    (tmp_path / "a.dng").write_bytes(dng(buffer.getvalue()))
+    with (tmp_path / "a.dng").open("rb") as file:
+        assert decoders.pixels(file, "a.dng", LIMIT).size == (320, 240)
+        assert decoders.media_type(file, "a.dng") == "application/octet-stream"
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG"])

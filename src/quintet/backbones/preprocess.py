@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -102,6 +103,18 @@ class Preprocess:
         part_width, part_height = min(wide / zoom, float(width)), min(tall / zoom, float(height))
         left, top = (width - part_width) / 2, (height - part_height) / 2
         return (left, top, min(left + part_width, float(width)), min(top + part_height, float(height)))
+
+    def least(self, width: int, height: int) -> tuple[int, int]:
+        """The smallest size that an image of this size may be decoded at: what the tower sees of it stays at least
+        twice as large as its input on either axis, so that resizing still has pixels to average.
+
+        >>> Preprocess((224, 224), crop="squeeze").least(4000, 3000)
+        (598, 449)
+        """
+        left, top, right, bottom = self.source_box(width, height)
+        tall, wide = self.size
+        factor = min(1.0, max(2 * wide / (right - left), 2 * tall / (bottom - top)))
+        return math.ceil(width * factor), math.ceil(height * factor)
 
     def relative_box(self, width: int, height: int) -> Box:
         """`source_box` in 0..1 of the image."""

@@ -221,6 +221,8 @@ def _print(index: Path, report: BuildReport, console: Console) -> None:
         say(f"... and {len(report.unlisted) - SHOWN} more; --json lists all")
     for line in report.repaired[:SHOWN]:
         say(f"was damaged, and is made anew: {_short(line)}")
+    if report.videos:
+        say(f"passed over: {report.videos} videos; photos are indexed")
     rate = f", {report.encoded / report.seconds:.1f} a second" if report.encoded and report.seconds else ""
     say(
         f"{shown(index)}: {report.added} added, {report.kept} kept, {report.dropped} dropped, {len(report.unreadable)} "

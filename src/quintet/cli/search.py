@@ -171,10 +171,8 @@ def _kind(find: Find | None, searcher: Searcher) -> Kind:
 
 
 def _search(searcher: Searcher, texts: Sequence[str], images: Sequence[Path], options: dict[str, Any]) -> list[_Answer]:
-    from quintet.data.images import open_image
-
     by_text = searcher.search_text(texts, **options) if texts else []
-    by_image = searcher.search_image([open_image(path) for path in images], **options) if images else []
+    by_image = searcher.search_image([searcher.open_image(path) for path in images], **options) if images else []
     return [
         *(_Answer(text, None, hits) for text, hits in zip(texts, by_text, strict=True)),
         *(_Answer(path.name, path, hits) for path, hits in zip(images, by_image, strict=True)),

@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import io
 import logging
+import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Condition, Lock
-from typing import IO
+from typing import IO, NamedTuple, TypeAlias
 
 import numpy as np
 from PIL import ExifTags, Image
 
+from quintet.data.photo_formats import (
+    HEIF_SUFFIXES,
+    JXL_SUFFIXES,
+    RAW_SUFFIXES,
+    is_jxl,
+    is_raw,
+    jxl_size,
+    raw_preview,
+    register_heif,
+    register_jxl,
+)
 from quintet.errors import ImageError, QuintetError
 from quintet.files import open_regular
 
@@ -21,10 +33,11 @@ MAX_PIXELS = 80_000_000  # 320 MB once decoded; photographs of today's cameras h
 MAX_SIDE = 200_000  # of width and height: what resizing needs grows with the longer one
 DECODED_AT_ONCE = 120_000_000  # pixels, by all threads of a process: 1 GB, of WebP 1.8; further images wait
 STRIP = 2_000_000  # pixels converted at a time
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".avif")
+_PLAIN_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".avif")
+IMAGE_SUFFIXES = (*_PLAIN_SUFFIXES, *HEIF_SUFFIXES, *JXL_SUFFIXES, *RAW_SUFFIXES)
 
 # Formats that are only decoded. Pillow can open more, some of which (EPS) start another program.
-_FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
+_FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "HEIF")
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -45,14 +58,33 @@ warnings.filterwarnings("ignore", module=r"PIL\.")
 logging.getLogger("PIL").addHandler(logging.NullHandler())
 
 
+# From the width and height of an image to the smallest that its reader needs.
+Least: TypeAlias = Callable[[int, int], tuple[int, int]]
+
+
+class Header(NamedTuple):
+    """Width and height of an image as `open_image` gives it when decoded in full, its EXIF data, and its format."""
+
+    size: tuple[int, int]
+    exif: Image.Exif
+    format: str
+
+
 def open_image(
-    source: Path | str | bytes | Image.Image, *, max_pixels: int = MAX_PIXELS, name: str | None = None
+    source: Path | str | bytes | Image.Image,
+    *,
+    max_pixels: int = MAX_PIXELS,
+    name: str | None = None,
+    least: Least | None = None,
 ) -> Image.Image:
     """An image file, its bytes, or a PIL image, as an upright RGB image.
 
     EXIF orientation is applied; grey, palette, CMYK and 16-bit images are converted; transparent parts become white;
     of an animation the first frame is taken. `name` is what errors call it (the path by default). An image with more
-    than `max_pixels` is refused from its header, before anything is decoded.
+    than `max_pixels` is refused from its header, before anything is decoded. Of a HEIC file with several images the
+    main one is taken, of a camera's RAW file the preview inside.
+
+    `least`: a JPEG is decoded at 1/2, 1/4 or 1/8 of its size, where the result is not smaller than this says.
 
     >>> buffer = io.BytesIO()
     >>> Image.new("L", (3, 2), 128).save(buffer, "PNG")
@@ -62,20 +94,22 @@ def open_image(
     """
     if isinstance(source, Image.Image):
         return _upright(source, read_exif(source), name or "the image", max_pixels)
-    with _file(source, name) as (file, name), decoded(file, max_pixels=max_pixels, name=name) as (image, _):
-        return image
+    with _file(source, name) as (file, name), decoded(file, max_pixels=max_pixels, name=name, least=least) as found:
+        return found[0]
 
 
 @contextmanager
 def decoded(
-    file: IO[bytes], *, max_pixels: int = MAX_PIXELS, name: str = "the image"
-) -> Iterator[tuple[Image.Image, Image.Exif]]:
-    """An image as `open_image` gives it, and its EXIF data. Until it is let go, it counts as decoded."""
-    with _open(file, name) as image:
-        _check_size(image, name, max_pixels)
+    file: IO[bytes], *, max_pixels: int = MAX_PIXELS, name: str = "the image", least: Least | None = None
+) -> Iterator[tuple[Image.Image, Header]]:
+    """An image as `open_image` gives it, and its header. Until it is let go, it counts as decoded."""
+    with _open(file, name, max_pixels) as image:
+        header = _header(image, name)
+        if least is not None and image.format in ("JPEG", "MPO"):
+            width, height = least(*header.size)
+            image.draft(None, (height, width) if _is_turned(header.exif) else (width, height))
         with _decoding.take(image.width * image.height):
-            exif = read_exif(image)
-            yield _upright(image, exif, name, max_pixels), exif
+            yield _upright(image, header.exif, name, max_pixels), header
 
 
 class _Budget:
@@ -106,25 +140,38 @@ def thumbnail(
     source: Path | str | bytes, size: int, *, max_pixels: int = MAX_PIXELS, name: str | None = None
 ) -> Image.Image:
     """An image shrunk to fit into size x size; a smaller one stays as it is."""
-    with _file(source, name) as (file, name), decoded(file, max_pixels=max_pixels, name=name) as (image, _):
-        image.thumbnail((size, size))
-        return image
+    image = open_image(source, max_pixels=max_pixels, name=name, least=twice(size))
+    image.thumbnail((size, size))
+    return image
 
 
-def image_header(source: IO[bytes] | bytes, *, name: str = "the image") -> tuple[tuple[int, int], Image.Exif]:
-    """Width and height as `open_image` would give them, and the EXIF data, without decoding any pixel.
+def twice(size: int) -> Least:
+    """For an image that is shrunk to fit into size x size afterwards."""
+
+    def least(width: int, height: int) -> tuple[int, int]:
+        factor = min(1, 2 * size / max(width, height))
+        return math.ceil(width * factor), math.ceil(height * factor)
+
+    return least
+
+
+def image_header(source: IO[bytes] | bytes, *, name: str = "the image") -> Header:
+    """What is known of an image without decoding any pixel (of JPEG XL, all are).
 
     >>> buffer = io.BytesIO()
     >>> Image.new("L", (3, 2)).save(buffer, "PNG")
-    >>> image_header(buffer.getvalue())[0]
+    >>> image_header(buffer.getvalue()).size
     (3, 2)
     """
     with _open(io.BytesIO(source) if isinstance(source, bytes) else source, name) as image:
-        exif = read_exif(image)
-        turn = _turn(exif)
-        width, height = image.size
-        is_turned = turn is not None and turn.name not in ("FLIP_LEFT_RIGHT", "FLIP_TOP_BOTTOM", "ROTATE_180")
-        return ((height, width) if is_turned else (width, height)), exif
+        return _header(image, name)
+
+
+def _header(image: Image.Image, name: str) -> Header:
+    exif = read_exif(image)
+    width, height = image.size
+    size = (height, width) if _is_turned(exif) else (width, height)
+    return Header(size, exif, "RAW" if is_raw(name) else str(image.format))
 
 
 def read_exif(image: Image.Image) -> Image.Exif:
@@ -151,7 +198,7 @@ def _file(source: Path | str | bytes, name: str | None) -> Iterator[tuple[IO[byt
 
 
 def _upright(image: Image.Image, exif: Image.Exif, name: str, max_pixels: int) -> Image.Image:
-    _check_size(image, name, max_pixels)
+    _check_size(image.size, name, max_pixels)
     try:
         image.load()
         turn = _turn(exif)
@@ -170,13 +217,23 @@ def _turn(exif: Image.Exif) -> Image.Transpose | None:
     return _TURNS.get(orientation) if isinstance(orientation, int) else None
 
 
-def _open(file: IO[bytes], name: str) -> Image.Image:
-    """The header read, nothing decoded."""
+def _is_turned(exif: Image.Exif) -> bool:
+    """Whether width and height change places."""
+    turn = _turn(exif)
+    return turn is not None and turn.name not in ("FLIP_LEFT_RIGHT", "FLIP_TOP_BOTTOM", "ROTATE_180")
+
+
+def _open(file: IO[bytes], name: str, max_pixels: int = MAX_PIXELS) -> Image.Image:
+    """The header read and the size checked, nothing decoded."""
     try:
         if file.seek(0, io.SEEK_END) == 0:
             raise ImageError(f"{name} is empty (0 bytes); fetch or export it again")
+        if is_jxl(file):
+            return _open_jxl(file, name, max_pixels)
         file.seek(0)
-        return Image.open(file, formats=_formats())
+        image = Image.open(raw_preview(file, name) if is_raw(name) else file, formats=_formats())
+        _check_size(image.size, name, max_pixels)
+        return image
     except ImageError:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
@@ -187,15 +244,31 @@ def _open(file: IO[bytes], name: str) -> Image.Image:
         ) from None
 
 
-def _check_size(image: Image.Image, name: str, max_pixels: int) -> None:
-    if image.width * image.height > max_pixels:
-        raise ImageError(_too_large(name, f"{image.width} x {image.height}", max_pixels))
-    if max(image.size) > MAX_SIDE:
-        raise ImageError(f"{name} is {image.width} x {image.height} pixels; {MAX_SIDE:,} are the most of one side")
+def _open_jxl(file: IO[bytes], name: str, max_pixels: int) -> Image.Image:
+    """This decoder decodes while it opens, so the size is read from the header before, and room is taken."""
+    try:
+        register_jxl()
+    except ImportError:
+        raise ImageError(f"{name} is JPEG XL; reading it needs: pip install 'quintet[photos]'") from None
+    width, height = jxl_size(file)
+    _check_size((width, height), name, max_pixels)
+    file.seek(0)
+    with _decoding.take(width * height):
+        image = Image.open(file, formats=["JXL"])
+    _check_size(image.size, name, max_pixels)
+    return image
+
+
+def _check_size(size: tuple[int, int], name: str, max_pixels: int) -> None:
+    if size[0] * size[1] > max_pixels:
+        raise ImageError(_too_large(name, f"{size[0]} x {size[1]}", max_pixels))
+    if max(size) > MAX_SIDE:
+        raise ImageError(f"{name} is {size[0]} x {size[1]} pixels; {MAX_SIDE:,} are the most of one side")
 
 
 def _formats() -> list[str]:
     Image.init()  # some builds of Pillow lack some decoders
+    register_heif()
     return [name for name in _FORMATS if name in Image.OPEN]
 
 

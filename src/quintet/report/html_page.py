@@ -15,7 +15,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from quintet.data.images import open_image
+from quintet.data.images import open_image, twice
 from quintet.files import write_text
 
 THUMBNAIL = 224  # pixels of the longer side
@@ -28,7 +28,7 @@ def document(title: str, body: str, style: str) -> str:
 
 def thumbnail(path: Path | str) -> str:
     """An image file as a data URL: small images as PNG, which keeps drawings crisp, larger ones as JPEG."""
-    image = open_image(path)
+    image = open_image(path, least=twice(THUMBNAIL))
     small = max(image.size) <= THUMBNAIL
     if not small:
         image.thumbnail((THUMBNAIL, THUMBNAIL), Image.Resampling.LANCZOS)

@@ -14,6 +14,7 @@ import torch
 from PIL.Image import Image as PILImage
 from torch import Tensor
 
+from quintet.backbones.preprocess import Preprocess
 from quintet.codes import Codes
 from quintet.data.batches import ImageBatch, TextBatch
 from quintet.data.images import open_image
@@ -66,7 +67,7 @@ class ImageView(Protocol):
     """From images to the batch that a matcher encodes."""
 
     @property
-    def preprocess(self) -> Callable[[PILImage], Tensor]:
+    def preprocess(self) -> Preprocess:
         """An RGB image -> (3, height, width). Threads may call it."""
         ...
 
@@ -80,7 +81,7 @@ class ImageView(Protocol):
 class PixelView:
     """The view of a matcher that reads pixels."""
 
-    def __init__(self, preprocess: Callable[[PILImage], Tensor]) -> None:
+    def __init__(self, preprocess: Preprocess) -> None:
         self.preprocess = preprocess
 
     def batch(self, pixels: Tensor, sizes: Sequence[tuple[int, int]]) -> ImageBatch:

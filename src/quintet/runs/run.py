@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 from PIL.Image import Image as PILImage
 from torch import Tensor
 
+from quintet.backbones.preprocess import Preprocess
 from quintet.backbones.tower import same_tower
 from quintet.codes import Codes
 from quintet.data.batches import ImageBatch, TextBatch
@@ -133,7 +134,7 @@ class Run:
         self._view = view.to(self.device)
 
     @property
-    def preprocess(self) -> Callable[[PILImage], Tensor]:
+    def preprocess(self) -> Preprocess:
         """An RGB image -> (3, height, width), as the run's image tower wants it."""
         return self.view.preprocess
 

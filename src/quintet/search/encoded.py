@@ -191,9 +191,11 @@ class ImageEncoder:
             if content in self.items.rows:
                 return _Read(content)
             if stores is not None:
-                return _Read(content, image_facts(*image_header(file, name=name)))
-            with decoded(file, name=name) as (image, exif):
-                return _Read(content, image_facts(image.size, exif), self.encoder.prepare(image))
+                header = image_header(file, name=name)
+                return _Read(content, image_facts(header.size, header.exif))
+            with decoded(file, name=name, least=self.encoder.least) as (image, header):
+                facts = image_facts(header.size, header.exif)
+                return _Read(content, facts, self.encoder.prepare(image, header.size))
 
     def _encode(self, reads: Sequence[tuple[Found, _Read]], stores: list[FeatureStore] | None) -> list[Codes]:
         if stores is None:

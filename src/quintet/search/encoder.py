@@ -86,9 +86,14 @@ class Encoder:
             if isinstance(view, QuintetError):
                 raise SearchError(f"run {run.name!r} cannot be shown new images: {view}")
 
-    def prepare(self, image: PILImage) -> Prepared:
-        """Threads may call it."""
-        return Prepared(tuple(view.preprocess(image) for view in self.views), image.size)
+    def least(self, width: int, height: int) -> tuple[int, int]:
+        """The smallest size that every view needs an image of this size at (`quintet.data.images.open_image`)."""
+        sizes = [(1, 1), *(view.preprocess.least(width, height) for view in self.views)]
+        return max(size[0] for size in sizes), max(size[1] for size in sizes)
+
+    def prepare(self, image: PILImage, size: tuple[int, int] | None = None) -> Prepared:
+        """`size`: of the image before it was decoded at less than its size. Threads may call it."""
+        return Prepared(tuple(view.preprocess(image) for view in self.views), size or image.size)
 
     def encode_images(self, images: Sequence[Prepared]) -> list[Codes]:
         self.require_views()

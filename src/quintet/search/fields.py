@@ -30,12 +30,65 @@ _DATES = (ExifTags.Base.DateTimeOriginal, ExifTags.Base.DateTimeDigitized, ExifT
 
 
 def image_facts(size: tuple[int, int], exif: Exif) -> dict[str, Scalar]:
-    """Fields from the image itself; `date`, `time` and `year` only where its EXIF says when it was taken."""
-    facts: dict[str, Scalar] = {"width": size[0], "height": size[1]}
+    """Fields from the image itself: its size and shape, and what its EXIF data say of date, camera and position."""
+    width, height = size
+    shape = "square" if width == height else "landscape" if width > height else "portrait"
+    facts: dict[str, Scalar] = {"width": width, "height": height, "orientation": shape}
     taken = exif_date(exif)
     if taken is not None:
-        facts |= {"date": taken.date().isoformat(), "time": taken.time().isoformat("seconds"), "year": taken.year}
-    return facts
+        facts |= _date_fields(taken, "camera")
+    if camera := _camera(exif):
+        facts["camera"] = camera
+    return facts | _position(exif)
+
+
+def _date_fields(day: datetime, source: str) -> dict[str, Scalar]:
+    time = day.time().isoformat("seconds")
+    return {"date": day.date().isoformat(), "time": time, "year": day.year, "date_from": source}
+
+
+def _camera(exif: Exif) -> str:
+    """Maker and model; a model that begins with its maker is not told twice.
+
+    >>> exif = Exif()
+    >>> exif[ExifTags.Base.Make], exif[ExifTags.Base.Model] = "Canon", "Canon EOS R5"
+    >>> _camera(exif)
+    'Canon EOS R5'
+    """
+    parts = []
+    for tag in (ExifTags.Base.Make, ExifTags.Base.Model):
+        with contextlib.suppress(Exception):  # damaged EXIF is no EXIF
+            parts.append(" ".join(str(exif.get(tag) or "").replace("\0", " ").split()))
+    maker, model = parts if len(parts) == 2 else ("", "".join(parts))
+    name = model if model.lower().startswith(maker.lower()) else f"{maker} {model}".strip()
+    return name[:LONGEST_NAME] if is_text(name) else ""
+
+
+def _position(exif: Exif) -> dict[str, Scalar]:
+    """Degrees, north and east positive, and metres above the sea."""
+    found: dict[str, Scalar] = {}
+    with contextlib.suppress(Exception):  # damaged EXIF is no EXIF
+        gps = exif.get_ifd(ExifTags.IFD.GPSInfo)
+        latitude = _degrees(gps[ExifTags.GPS.GPSLatitude], gps.get(ExifTags.GPS.GPSLatitudeRef) == "S", 90)
+        longitude = _degrees(gps[ExifTags.GPS.GPSLongitude], gps.get(ExifTags.GPS.GPSLongitudeRef) == "W", 180)
+        found |= {"latitude": latitude, "longitude": longitude}
+        height = float(gps[ExifTags.GPS.GPSAltitude])
+        if math.isfinite(height):
+            below = gps.get(ExifTags.GPS.GPSAltitudeRef) in (1, b"\x01")
+            found["altitude"] = round(-height if below else height, 1)
+    return found
+
+
+def _degrees(parts: Any, negative: bool, most: int) -> float:
+    """From degrees, minutes and seconds.
+
+    >>> _degrees((52, 30, 36), False, 90)
+    52.51
+    """
+    value = sum(float(part) / 60**power for power, part in enumerate(parts))
+    if not 0 <= value <= most:  # also where it is not a number
+        raise ValueError(value)
+    return round(-value if negative else value, 6)
 
 
 def exif_date(exif: Exif) -> datetime | None:
@@ -59,9 +112,21 @@ def exif_date(exif: Exif) -> datetime | None:
 def file_facts(facts: os.stat_result) -> dict[str, Scalar]:
     """Size and day of the last change; no day outside of the years 1 to 9999."""
     found: dict[str, Scalar] = {"bytes": facts.st_size}
-    with contextlib.suppress(ValueError, OverflowError, OSError):
-        found["modified"] = datetime.fromtimestamp(facts.st_mtime_ns / 1e9, UTC).date().isoformat()
+    if (changed := _changed(facts)) is not None:
+        found["modified"] = changed.date().isoformat()
     return found
+
+
+def file_date(facts: os.stat_result) -> dict[str, Scalar]:
+    """The date of a file, for images that do not say when they were taken."""
+    changed = _changed(facts)
+    return {} if changed is None else _date_fields(changed, "file")
+
+
+def _changed(facts: os.stat_result) -> datetime | None:
+    with contextlib.suppress(ValueError, OverflowError, OSError):
+        return datetime.fromtimestamp(facts.st_mtime_ns / 1e9, UTC)
+    return None
 
 
 def sidecar(image: Path, top: str) -> tuple[dict[str, Scalar], list[tuple[str, str]]]:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -36,7 +36,7 @@ from quintet.search.items import KINDS, Entry, Item, ItemDatabase, Kind, rescue
 from quintet.search.kept import Earlier, Unlisted, check_dropped, key
 from quintet.search.ownership import check_sources, remove_unused, writing
 from quintet.search.sources import IndexedText, Sources, find_images, find_texts, numbered
-from quintet.search.stores import open_store
+from quintet.search.stores import Scalar, open_store
 from quintet.search.stores.choice import choose_store, faiss_kind, is_own, store_address, try_store
 from quintet.search.stores.store import is_text
 from quintet.search.vector_search import exchange_index, prepare_index
@@ -58,6 +58,7 @@ class BuildReport:
     generation: int = 0
     seconds: float = 0.0
     repaired: list[str] = field(default_factory=list)  # what was damaged in the index, and is made anew
+    videos: int = 0  # in the folders, those of live photos included; they are passed over
 
 
 def build_index(
@@ -180,6 +181,7 @@ def build_index(
         generation=manifest.generation,
         seconds=time.monotonic() - began,
         repaired=repaired,
+        videos=found.videos,
     )
 
 
@@ -349,8 +351,9 @@ def _image_entries(found: Sources, contents: Sequence[str | None], encoded: Enco
     read = [(image, content) for image, content in zip(found.images, contents, strict=True) if content]
     entries = []
     for id_, (image, content) in zip(numbered([content for _, content in read]), read, strict=True):
-        metadata = image.metadata | encoded.facts[content]
         path = None if image.file is None else image.path
+        folder: dict[str, Scalar] = {} if path is None else {"folder": str(PurePosixPath(path).parent)}
+        metadata = folder | image.metadata | encoded.facts[content]
         item = Item(id_, "image", path, image.root, metadata=metadata)
         entries.append(Entry(item, encoded.rows[content], content, image.stamp))
     return entries

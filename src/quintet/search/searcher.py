@@ -255,7 +255,7 @@ class Searcher:
         }
         texts = [each for each in queries if isinstance(each, str)]
         images = [each for each in queries if not isinstance(each, str)]
-        opened = [open_image(each if isinstance(each, PILImage) else user_path(each)) for each in images]
+        opened = [self.open_image(each) for each in images]
         by_text = iter(self.search_text(texts, rerank=rerank, **options))
         by_image = iter(self.search_image(opened, rerank=rerank, **options) if opened else [])
         return [next(by_text) if isinstance(each, str) else next(by_image) for each in queries]
@@ -279,6 +279,10 @@ class Searcher:
             check_query(text, self.encoder.tokenizers)
         codes = self.encoder.encode_texts(texts) if texts else []
         return self._search(codes, len(texts), "text", kind, k, where, rerank)
+
+    def open_image(self, image: PILImage | os.PathLike[str]) -> PILImage:
+        """A query image, decoded as the images of the index were: a large JPEG at a part of its size."""
+        return open_image(image if isinstance(image, PILImage) else user_path(image), least=self.encoder.least)
 
     def search_image(
         self,

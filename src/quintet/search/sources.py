@@ -18,7 +18,7 @@ from quintet.data.images import IMAGE_SUFFIXES
 from quintet.errors import CorpusError, QuintetError
 from quintet.files import atomic_write, lies_in, read_jsonl
 from quintet.search import SearchError
-from quintet.search.fields import file_facts, parse_fields, plain_fields, sidecar
+from quintet.search.fields import file_date, file_facts, parse_fields, plain_fields, sidecar
 from quintet.search.index_folder import Root, RootKind, path_text, text_path
 from quintet.search.items import Entry, content_of
 from quintet.search.kept import Earlier, Unlisted, key
@@ -26,7 +26,8 @@ from quintet.search.stores import Scalar
 from quintet.search.stores.store import is_text
 
 # Images to a person, but not to Pillow as it is installed: named, not passed over in silence.
-OTHER_IMAGES = (".heic", ".heif", ".jxl", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf", ".orf", ".psd")
+OTHER_IMAGES = (".psd", ".svg", ".eps", ".xcf", ".ico", ".jp2", ".3fr", ".iiq", ".x3f")
+VIDEOS = (".mov", ".mp4", ".m4v", ".avi", ".mkv", ".webm", ".3gp")
 LONGEST_TEXT = 10_000  # characters of a text, of an index or a query
 
 
@@ -55,6 +56,7 @@ class Sources:
     corpora: dict[int, Corpus] = field(default_factory=dict)  # by root
     unreadable: list[tuple[str, str]] = field(default_factory=list)  # path, why
     unlisted: dict[str, Unlisted] = field(default_factory=dict)  # by path
+    videos: int = 0  # in folders; passed over
 
     def add_root(self, kind: RootKind, path: Path | str) -> int:
         self.roots.append(Root(kind, path_text(os.path.realpath(path))))
@@ -226,6 +228,8 @@ def _find_in_folder(found: Sources, source: Path, top: str, index: Path) -> bool
             suffix = PurePosixPath(each.name).suffix.lower()
             if suffix in IMAGE_SUFFIXES or suffix in OTHER_IMAGES:
                 images.append((os.path.join(folder, each.name), each, None))  # noqa: PTH118  # many
+            elif suffix in VIDEOS:
+                found.videos += 1
             elif _is_shard(each.name):
                 shards.append(os.path.join(folder, each.name))  # noqa: PTH118
     only_shards = shards and not any(file for _, file, _ in images)
@@ -290,8 +294,13 @@ def _add_file(found: Sources, root: int, source: Path, name: str, index: Path, *
         return
     fields, refused_sidecars = sidecar(path, top)
     found.unreadable += refused_sidecars
-    metadata = fields | file_facts(facts)
+    metadata = _with_date(fields, facts) | file_facts(facts)
     found.images.append(Found(root, path_text(name), path, file_stamp(facts), metadata=metadata))
+
+
+def _with_date(fields: dict[str, Scalar], facts: os.stat_result) -> dict[str, Scalar]:
+    """The date of the file comes last: behind what is written beside it, and behind the image's own EXIF data."""
+    return fields if "date" in fields or "year" in fields else file_date(facts) | fields
 
 
 class _Refused(Exception):  # noqa: N818
@@ -332,7 +341,7 @@ def _find_in_corpus(found: Sources, source: Path, split: str | None, index: Path
             continue
         root, start = (inside_root, source) if path.is_relative_to(source) else (outside_root, elsewhere)
         name = path_text(path.relative_to(start))
-        metadata |= file_facts(facts)
+        metadata = _with_date(metadata, facts) | file_facts(facts)
         found.images.append(Found(root, name, path, file_stamp(facts), metadata=metadata, image=image))
 
 

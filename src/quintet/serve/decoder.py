@@ -25,7 +25,8 @@ from typing import IO, Any
 
 from PIL import Image
 
-from quintet.data.images import MAX_PIXELS, open_image
+from quintet.data.images import MAX_PIXELS, image_header, open_image
+from quintet.data.photo_formats import is_raw, load_decoders
 from quintet.errors import ImageError
 
 MEMORY = 640 * 2**20  # bytes for an image, above what a process without one takes
@@ -42,6 +43,9 @@ MEDIA_TYPES = {
     "TIFF": "image/tiff",
     "PPM": "image/x-portable-anymap",
     "AVIF": "image/avif",
+    "HEIF": "image/heif",
+    "JXL": "image/jxl",
+    "RAW": "application/octet-stream",
 }
 
 
@@ -174,6 +178,7 @@ def main(handle: int, seconds: int) -> None:
         from PIL import AvifImagePlugin
 
         AvifImagePlugin.DEFAULT_MAX_THREADS = 1  # each would take memory
+    load_decoders()
     _limit_memory()
     with socket.socket(fileno=handle) as server:
         while True:
@@ -231,8 +236,8 @@ def _answer(path: Path, request: dict[str, Any]) -> tuple[dict[str, Any], bytes]
         image.save(buffer, **({"format": "PNG"} if suffix == ".png" else JPEG))
         return {"suffix": suffix}, buffer.getvalue()
     _shrunk(path, 1, MAX_PIXELS, name)
-    with Image.open(path) as image:
-        return {"format": image.format}, b""
+    with path.open("rb") as file:
+        return {"format": image_header(file, name=name).format}, b""
 
 
 def _shrunk(path: Path, pixels: int, max_pixels: int, name: str) -> tuple[Image.Image, int]:
@@ -240,7 +245,7 @@ def _shrunk(path: Path, pixels: int, max_pixels: int, name: str) -> tuple[Image.
 
     `max_pixels` is for formats that are decoded whole; a JPEG is decoded at a fraction of its size.
     """
-    jpeg = _open_jpeg(path)
+    jpeg = None if is_raw(name) else _open_jpeg(path)
     if jpeg is None or jpeg.width * jpeg.height > MAX_PIXELS:
         image = open_image(path, max_pixels=max_pixels, name=name)
         factor = _factor(image, pixels)
