@@ -43,7 +43,7 @@ def test_json_and_options(tmp_path: Path) -> None:
     made = json.loads(done.stdout)
     assert made["model"]["name"] == "bfan"
     assert made["model"]["arguments"] | {"focal": "prob", "lambda_softmax": 4.5} == made["model"]["arguments"]
-    assert made["assumed"] == {}
+    assert made["assumed"] == {"no_imgnorm": False, "no_txtnorm": False}
 
 
 def test_errors_reach_the_person(tmp_path: Path) -> None:

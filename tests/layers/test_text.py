@@ -45,6 +45,18 @@ def test_last_state_is_that_of_each_text_alone(bidirectional: bool) -> None:
         torch.testing.assert_close(vectors[row], expected)
 
 
+@BOTH
+def test_several_layers_are_the_same_with_and_without_packing(bidirectional: bool) -> None:
+    gru = nn.GRU(4, 6, 3, batch_first=True, bidirectional=bidirectional).double()
+    inputs, lengths = torch.randn(5, 5, 4).double(), torch.tensor(LENGTHS)
+    packed = gru_states(gru, inputs, lengths), gru_final(gru, inputs, lengths)
+    with unpacked():
+        found = gru_states(gru, inputs, lengths), gru_final(gru, inputs, lengths)
+    torch.testing.assert_close(found, packed)
+    for row, length in enumerate(LENGTHS):  # alone
+        torch.testing.assert_close(packed[0][row, :length], gru(inputs[row : row + 1, :length])[0][0])
+
+
 @pytest.mark.parametrize("kind", [BiGRUEncoder, LastStateGRU])
 def test_order_and_padding_change_nothing(kind: type) -> None:
     encoder = kind(20, word_dim=4, dim=6).double()

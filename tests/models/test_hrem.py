@@ -197,7 +197,7 @@ def test_released_checkpoints_are_converted(tmp_path: Path, flat: bool) -> None:
         found = loaded.score(loaded.encode_images(images()), loaded.encode_texts(TEXTS))
     torch.testing.assert_close(found, expected)
     made = translate("hrem", read_checkpoint(path), {"bert_heads": 2})
-    assert made.assumed == {}
+    assert made.assumed == {"no_imgnorm": False, "no_txtnorm": False}
     assert len(made.dropped) == 4
     assert any("relation graph" in what for what in made.dropped)
 
@@ -208,6 +208,7 @@ def test_what_a_released_checkpoint_does_not_say_is_told(tmp_path: Path) -> None
     assert made.arguments["beta"] == 0.5
     assert made.arguments["heads"] == 16
     assumed = {"residual_weight": 0.8, "nhead": 16, "dropout": 0.1, "bert_heads": 1}
+    assumed |= {"no_imgnorm": False, "no_txtnorm": False}
     assert translate("hrem", read_checkpoint(path)).assumed == assumed
     with pytest.raises(ConversionError, match="no option 'heads'"):  # theirs is nhead
         translate("hrem", read_checkpoint(path), {"heads": 4})

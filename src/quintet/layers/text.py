@@ -40,11 +40,11 @@ def gru_states(gru: nn.GRU, inputs: Tensor, lengths: Tensor) -> Tensor:
 
 
 def gru_final(gru: nn.GRU, inputs: Tensor, lengths: Tensor) -> Tensor:
-    """(n, L, in), (n,) -> (directions, n, d): the state of each direction after its last real position."""
+    """(n, L, in), (n,) -> (directions, n, d): the last layer's state of each direction after its last real position."""
     if _UNPACKED.get() or inputs.is_cuda:
         return _unpacked(gru, inputs, lengths)[1]
-    _, final = gru(_pack(inputs, lengths))
-    return final
+    _, final = gru(_pack(inputs, lengths))  # (layers x directions, n, d)
+    return final[-2 if gru.bidirectional else -1 :]
 
 
 def _pack(inputs: Tensor, lengths: Tensor) -> PackedSequence:
@@ -59,20 +59,22 @@ def _unpacked(gru: nn.GRU, inputs: Tensor, lengths: Tensor) -> tuple[Tensor, Ten
     real = position < lengths[:, None]  # (n, L)
     reverse = torch.where(real, lengths[:, None] - 1 - position, position)  # (n, L)
     last = (lengths - 1)[:, None, None].expand(-1, 1, gru.hidden_size)  # (n, 1, d)
-    states, final = [], []
-    for direction in ("", "_reverse") if gru.bidirectional else ("",):
-        given = _reordered(inputs, reverse) if direction else inputs
-        along = _one_way(gru, given, direction)  # (n, L, d)
-        final.append(along.gather(1, last)[:, 0])  # (n, d)
-        along = _reordered(along, reverse) if direction else along
-        states.append(along.masked_fill(~real[..., None], 0))
-    return torch.cat(states, dim=-1), torch.stack(final)
+    final: list[Tensor] = []
+    for layer in range(gru.num_layers):  # each reads the states of both directions of the one before
+        states, final = [], []
+        for direction in ("", "_reverse") if gru.bidirectional else ("",):
+            given = _reordered(inputs, reverse) if direction else inputs
+            along = _one_way(gru, given, f"_l{layer}{direction}")  # (n, L, d)
+            final.append(along.gather(1, last)[:, 0])  # (n, d)
+            along = _reordered(along, reverse) if direction else along
+            states.append(along.masked_fill(~real[..., None], 0))
+        inputs = torch.cat(states, dim=-1)
+    return inputs, torch.stack(final)
 
 
-def _one_way(gru: nn.GRU, inputs: Tensor, direction: str) -> Tensor:
-    """(n, L, in) -> (n, L, d): one direction of a GRU of one layer, from the first position to the last."""
-    names = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
-    weights = [getattr(gru, name + direction) for name in names]
+def _one_way(gru: nn.GRU, inputs: Tensor, which: str) -> Tensor:
+    """(n, L, in) -> (n, L, d): one layer in one direction, from the first position to the last."""
+    weights = [getattr(gru, name + which) for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]
     start = inputs.new_zeros((1, inputs.shape[0], gru.hidden_size))
     return torch.gru(inputs, start, weights, True, 1, 0.0, gru.training, False, True)[0]
 
@@ -83,7 +85,7 @@ def _reordered(sequences: Tensor, order: Tensor) -> Tensor:
 
 
 class _WordGRU(nn.Module):
-    """Embedded words, and one GRU layer in one direction or both."""
+    """Embedded words, and a GRU in one direction or both; it has one layer, as every published one."""
 
     def __init__(
         self,
@@ -93,16 +95,19 @@ class _WordGRU(nn.Module):
         bidirectional: bool = True,
         embedding: Tensor | None = None,
         dropout: float = 0.0,
+        layers: int = 1,
     ) -> None:
         super().__init__()
+        if layers < 1:
+            raise ValueError(f"a GRU has at least one layer, got {layers}")
         self.dim = dim
         self.embed = word_embedding(vocabulary_size, word_dim, embedding)
         self.dropout = nn.Dropout(dropout)
-        self.rnn = nn.GRU(word_dim, dim, batch_first=True, bidirectional=bidirectional)
+        self.rnn = nn.GRU(word_dim, dim, layers, batch_first=True, bidirectional=bidirectional)
 
 
 class BiGRUEncoder(_WordGRU):
-    """Word features: embedding, one GRU layer in both directions, mean of the directions (SCAN, BFAN).
+    """Word features: embedding, a GRU in both directions, mean of the directions (SCAN, BFAN).
 
     Not normalised; the matcher does that.
 

@@ -29,6 +29,8 @@ class BFAN(nn.Module):
         image_encoder: RegionProjection,
         text_encoder: BiGRUEncoder,
         *,
+        normalise_images: bool,
+        normalise_texts: bool,
         focal: Focal,
         norm: Norm,
         lambda_softmax: float,
@@ -40,6 +42,7 @@ class BFAN(nn.Module):
         super().__init__()
         self.image_encoder = image_encoder
         self.text_encoder = text_encoder
+        self.normalise_images, self.normalise_texts = normalise_images, normalise_texts
         self.attends: dict[str, Any] = {
             "focal": focal,
             "norm": norm,
@@ -49,12 +52,12 @@ class BFAN(nn.Module):
         self.computes: dict[str, Any] = {"precision": precision, "engine": engine, "budget": budget}
 
     def encode_images(self, images: ImageBatch) -> Codes:
-        """Unit regions (n, L, d); mask and boxes are kept."""
-        return encode_regions(self.image_encoder, images)
+        """Regions (n, L, d) of unit length; mask and boxes are kept."""
+        return encode_regions(self.image_encoder, images, unit=self.normalise_images)
 
     def encode_texts(self, texts: TextBatch) -> Codes:
-        """Unit words (n, L, d) with their mask."""
-        return encode_words(self.text_encoder, texts)
+        """Words (n, L, d) of unit length with their mask."""
+        return encode_words(self.text_encoder, texts, unit=self.normalise_texts)
 
     def score(self, image_codes: Codes, text_codes: Codes) -> Tensor:
         """(n_images, n_texts), between -2 and 2."""
@@ -80,6 +83,9 @@ def build_bfan(
     lambda_softmax: float = 20.0,
     relu_slope: float = 0.1,
     bidirectional: bool = True,
+    gru_layers: int = 1,
+    normalise_images: bool = True,
+    normalise_texts: bool = True,
     dropout: float = 0.0,
     image_dropout: float = 0.0,
     precision: Precision = "float32",
@@ -89,6 +95,7 @@ def build_bfan(
     """BFAN from plain arguments; `bidirectional` is about the GRU. The published figures average `equal` and `prob`.
 
     `dropout` hides channels of word embeddings in training, `image_dropout` those of regions; the papers have neither.
+    `gru_layers`, `normalise_images` and `normalise_texts` (unit length of fragments) are for converted checkpoints.
     `precision`, `engine` and `budget` (bytes) are about speed and memory, not about the method.
 
     >>> import torch
@@ -104,7 +111,9 @@ def build_bfan(
     check_choice("engine", engine, Engine)
     return BFAN(
         RegionProjection(image_dim, embed_dim, dropout=image_dropout),
-        BiGRUEncoder(vocabulary_size, word_dim, embed_dim, bidirectional=bidirectional, dropout=dropout),
+        BiGRUEncoder(vocabulary_size, word_dim, embed_dim, bidirectional, dropout=dropout, layers=gru_layers),
+        normalise_images=normalise_images,
+        normalise_texts=normalise_texts,
         focal=focal,
         norm=norm,
         lambda_softmax=lambda_softmax,

@@ -12,17 +12,18 @@ from quintet.layers.regions import RegionProjection
 from quintet.layers.text import BiGRUEncoder
 
 
-def encode_regions(encoder: RegionProjection, images: ImageBatch) -> Codes:
-    """Projected regions of unit length (n, L, d); mask and boxes are kept."""
+def encode_regions(encoder: RegionProjection, images: ImageBatch, unit: bool = True) -> Codes:
+    """Projected regions (n, L, d), of unit length unless told otherwise; mask and boxes are kept."""
     if images.fragments is None:
         raise RecipeError("this matcher reads features of regions, and the batch holds pixels; extract features first")
-    return Codes(fragments=l2norm(encoder(images.fragments, images.mask)), mask=images.mask, boxes=images.boxes)
+    regions = encoder(images.fragments, images.mask)
+    return Codes(fragments=l2norm(regions) if unit else regions, mask=images.mask, boxes=images.boxes)
 
 
-def encode_words(encoder: BiGRUEncoder, texts: TextBatch) -> Codes:
-    """Words of unit length (n, L, d) and their mask."""
+def encode_words(encoder: BiGRUEncoder, texts: TextBatch, unit: bool = True) -> Codes:
+    """Words (n, L, d), of unit length unless told otherwise, and their mask."""
     words, mask = encoder(texts.tokens, texts.lengths)
-    return Codes(fragments=l2norm(words), mask=mask)
+    return Codes(fragments=l2norm(words) if unit else words, mask=mask)
 
 
 def check_choice(argument: str, value: str, choices: Any) -> None:

@@ -78,8 +78,16 @@ class HREM(nn.Module):
 
     image_input: Literal["fragments", "pixels"] = "fragments"
 
-    def __init__(self, image_encoder: RegionEncoder, text_encoder: WordEncoder, embed_dim: int) -> None:
+    def __init__(
+        self,
+        image_encoder: RegionEncoder,
+        text_encoder: WordEncoder,
+        embed_dim: int,
+        normalise_images: bool = True,
+        normalise_texts: bool = True,
+    ) -> None:
         super().__init__()
+        self.normalise_images, self.normalise_texts = normalise_images, normalise_texts
         self.image_encoder = image_encoder
         self.text_encoder = text_encoder
         self.embed_dim = self.region_dim = embed_dim
@@ -88,15 +96,17 @@ class HREM(nn.Module):
         if images.fragments is None:
             raise RecipeError("HREM reads features of regions, and this batch holds pixels; extract features first")
         embedding, regions = self.image_encoder(images.fragments, images.mask)
+        embedding = _unit(embedding) if self.normalise_images else embedding
         if self.training:
-            return Codes(embedding=_unit(embedding), fragments=regions, mask=images.mask)
-        return Codes(embedding=_unit(embedding))
+            return Codes(embedding=embedding, fragments=regions, mask=images.mask)
+        return Codes(embedding=embedding)
 
     def encode_texts(self, texts: TextBatch) -> Codes:
         embedding, words, mask = self.text_encoder(texts.tokens, texts.lengths)
+        embedding = _unit(embedding) if self.normalise_texts else embedding
         if self.training:
-            return Codes(embedding=_unit(embedding), fragments=words, mask=mask)
-        return Codes(embedding=_unit(embedding))
+            return Codes(embedding=embedding, fragments=words, mask=mask)
+        return Codes(embedding=embedding)
 
     def score(self, image_codes: Codes, text_codes: Codes) -> Tensor:
         return dot_scores(image_codes, text_codes)
@@ -130,6 +140,8 @@ def build_hrem(
     image_relation: bool = True,
     text_relation: bool = True,
     padding: Padding = "ignored",
+    normalise_images: bool = True,
+    normalise_texts: bool = True,
 ) -> HREM:
     """HREM's two encoders; the relations among instances are in the loss `relation`.
 
@@ -141,6 +153,7 @@ def build_hrem(
     - `beta`, `top`, `heads`, `hidden`, `dropout`: of the aggregation (Eq. 2 and 3), see `FragmentAggregation`.
     - `image_dropout` hides channels of the regions in training; the paper has none.
     - `image_relation`, `text_relation`: False leaves out the self-attention among regions or words (Table 3a).
+    - `normalise_images`, `normalise_texts`: False leaves the vectors as long as they are, for converted checkpoints.
 
     The released code is `projection="mlp"` (a residual MLP beside the linear map), `top=2` and `padding="counted"`
     (padded regions enter the batch statistics of that MLP and, through its biases, the fragments of the graph).
@@ -161,6 +174,8 @@ def build_hrem(
         RegionEncoder(image_dim, projection, images, embed_dim, padding, image_dropout),
         WordEncoder(words, texts, embed_dim),
         embed_dim,
+        normalise_images,
+        normalise_texts,
     )
 
 

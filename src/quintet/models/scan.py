@@ -28,6 +28,8 @@ class SCAN(nn.Module):
         image_encoder: RegionProjection,
         text_encoder: BiGRUEncoder,
         *,
+        normalise_images: bool,
+        normalise_texts: bool,
         direction: Direction,
         norm: Norm,
         aggregation: Aggregation,
@@ -41,18 +43,19 @@ class SCAN(nn.Module):
         super().__init__()
         self.image_encoder = image_encoder
         self.text_encoder = text_encoder
+        self.normalise_images, self.normalise_texts = normalise_images, normalise_texts
         self.direction: Direction = direction
         self.attends: dict[str, Any] = {"norm": norm, "lambda_softmax": lambda_softmax, "relu_slope": relu_slope}
         self.sums_up: dict[str, Any] = {"aggregation": aggregation, "lambda_lse": lambda_lse}
         self.computes: dict[str, Any] = {"precision": precision, "engine": engine, "budget": budget}
 
     def encode_images(self, images: ImageBatch) -> Codes:
-        """Unit regions (n, L, d); mask and boxes are kept."""
-        return encode_regions(self.image_encoder, images)
+        """Regions (n, L, d) of unit length; mask and boxes are kept."""
+        return encode_regions(self.image_encoder, images, unit=self.normalise_images)
 
     def encode_texts(self, texts: TextBatch) -> Codes:
-        """Unit words (n, L, d) with their mask."""
-        return encode_words(self.text_encoder, texts)
+        """Words (n, L, d) of unit length with their mask."""
+        return encode_words(self.text_encoder, texts, unit=self.normalise_texts)
 
     def score(self, image_codes: Codes, text_codes: Codes) -> Tensor:
         """(n_images, n_texts)."""
@@ -84,6 +87,9 @@ def build_scan(
     lambda_lse: float = 6.0,
     relu_slope: float = 0.0,
     bidirectional: bool = True,
+    gru_layers: int = 1,
+    normalise_images: bool = True,
+    normalise_texts: bool = True,
     dropout: float = 0.0,
     image_dropout: float = 0.0,
     precision: Precision = "float32",
@@ -94,6 +100,7 @@ def build_scan(
 
     `relu_slope` is 0 as in the paper; the authors' code, and so their checkpoints and published numbers, use 0.1.
     `dropout` hides channels of word embeddings in training, `image_dropout` those of regions; the papers have neither.
+    `gru_layers`, `normalise_images` and `normalise_texts` (unit length of fragments) are for converted checkpoints.
     `precision`, `engine` and `budget` (bytes) are about speed and memory, not about the method.
 
     >>> import torch
@@ -110,7 +117,9 @@ def build_scan(
     check_choice("engine", engine, Engine)
     return SCAN(
         RegionProjection(image_dim, embed_dim, dropout=image_dropout),
-        BiGRUEncoder(vocabulary_size, word_dim, embed_dim, bidirectional=bidirectional, dropout=dropout),
+        BiGRUEncoder(vocabulary_size, word_dim, embed_dim, bidirectional, dropout=dropout, layers=gru_layers),
+        normalise_images=normalise_images,
+        normalise_texts=normalise_texts,
         direction=direction,
         norm=norm,
         aggregation=aggregation,

@@ -46,8 +46,13 @@ class VSE(nn.Module):
         text_encoder: nn.Module,
         embed_dim: int,
         image_input: Literal["fragments", "pixels"] = "fragments",
+        *,
+        normalise_images: bool = True,
+        normalise_texts: bool = True,
+        absolute: bool = False,
     ) -> None:
         super().__init__()
+        self.normalise_images, self.normalise_texts, self.absolute = normalise_images, normalise_texts, absolute
         self.image_encoder = image_encoder
         self.text_encoder = text_encoder
         self.embed_dim = embed_dim
@@ -64,13 +69,13 @@ class VSE(nn.Module):
         if self.image_input == "pixels":
             if images.pixels is None:
                 raise ValueError("this matcher has an image tower and takes pixels, not features")
-            return _unit_codes(self.image_encoder(images.pixels))
+            return self._codes(self.image_encoder(images.pixels), self.normalise_images)
         if images.fragments is None:
             raise ValueError("this matcher takes features, not pixels; give it a tower, or make features first")
-        return _unit_codes(self.image_encoder(images.fragments, images.real()))
+        return self._codes(self.image_encoder(images.fragments, images.real()), self.normalise_images)
 
     def encode_texts(self, texts: TextBatch) -> Codes:
-        return _unit_codes(self.text_encoder(texts.tokens, texts.lengths))
+        return self._codes(self.text_encoder(texts.tokens, texts.lengths), self.normalise_texts)
 
     def score(self, image_codes: Codes, text_codes: Codes) -> Tensor:
         return dot_scores(image_codes, text_codes)
@@ -78,9 +83,9 @@ class VSE(nn.Module):
     def score_pairs(self, image_codes: Codes, text_codes: Codes) -> Tensor:
         return dot_score_pairs(image_codes, text_codes)
 
-
-def _unit_codes(vectors: Tensor) -> Codes:
-    return Codes(embedding=l2norm(widen(vectors), eps=0))
+    def _codes(self, vectors: Tensor, unit: bool) -> Codes:
+        vectors = l2norm(widen(vectors), eps=0) if unit else widen(vectors)
+        return Codes(embedding=vectors.abs() if self.absolute else vectors)
 
 
 class FragmentEncoder(nn.Module):
@@ -174,6 +179,10 @@ def build_vse(
     text_config: dict[str, Any] | None = None,
     text_pretrained: bool = True,
     dropout: float = 0.0,
+    gru_layers: int = 1,
+    normalise_images: bool = True,
+    normalise_texts: bool = True,
+    absolute: bool = False,
     tower: str | None = None,
     tower_weights: Path | str | None = None,
     tower_pretrained: bool = True,
@@ -187,6 +196,8 @@ def build_vse(
       rate of its own with an optimizer group that matches "matcher.text_encoder.words.encoder.*". `text_config` and
       `text_pretrained=False` make it without reading its weights.
     - `dropout` (not in the papers) is on the image features and on the word vectors of a GRU.
+    - `gru_layers`, `normalise_images` and `normalise_texts` (unit length of the vectors) and `absolute` (their absolute
+      values) are for converted checkpoints.
     - `tower_trainable` left out: a pretrained tower stays as it is, one that starts from nothing is trained.
     """
     for argument, value, choices in (
@@ -197,18 +208,25 @@ def build_vse(
         if value not in choices:
             raise RecipeError(f"matcher 'vse++': {argument} cannot be {value!r}; {suggest(str(value), choices)}")
     if text == "gru":
-        text_encoder = _gru(vocabulary_size, word_dim, embed_dim, text_pooling, bidirectional, first_rank, dropout)
+        text_encoder = _gru(
+            vocabulary_size, word_dim, embed_dim, text_pooling, bidirectional, first_rank, dropout, gru_layers
+        )
     elif text_pooling == "last":
         raise RecipeError("matcher 'vse++': the words of a BERT-like encoder need text_pooling gpo, mean or max")
     else:
         settings: dict[str, Any] = {"config": text_config, "pretrained": text_pretrained, "trainable": True}
         words = ProjectedWords(pretrained_text("vse++", text, "'gru'", vocabulary_size, **settings), embed_dim)
         text_encoder = PooledTextEncoder(words, create_pooling(text_pooling, first_rank))
+    vectors: dict[str, Any] = {
+        "normalise_images": normalise_images,
+        "normalise_texts": normalise_texts,
+        "absolute": absolute,
+    }
     if tower is None:
         if image_dim is None:
             raise RecipeError("matcher 'vse++' needs image_dim (the channels of the features) or a tower (for pixels)")
         fragments = FragmentEncoder(image_dim, embed_dim, pooling, projection, first_rank, dropout)
-        return VSE(fragments, text_encoder, embed_dim)
+        return VSE(fragments, text_encoder, embed_dim, **vectors)
     model = create_tower(tower, tower_weights, pretrained=tower_pretrained)
     if image_dim not in (None, model.dim):
         raise RecipeError(
@@ -216,7 +234,7 @@ def build_vse(
         )
     trainable = not is_trained(tower, tower_weights, tower_pretrained) if tower_trainable is None else tower_trainable
     fragments = FragmentEncoder(model.dim, embed_dim, pooling, projection, first_rank, dropout)
-    return VSE(PixelEncoder(model, fragments, trainable), text_encoder, embed_dim, image_input="pixels")
+    return VSE(PixelEncoder(model, fragments, trainable), text_encoder, embed_dim, "pixels", **vectors)
 
 
 def _gru(
@@ -227,8 +245,9 @@ def _gru(
     bidirectional: bool,
     first_rank: int,
     dropout: float,
+    layers: int,
 ) -> nn.Module:
     if pooling == "last":
-        return LastStateGRU(vocabulary_size, word_dim, dim, bidirectional, dropout=dropout)
-    words = BiGRUEncoder(vocabulary_size, word_dim, dim, bidirectional, dropout=dropout)
+        return LastStateGRU(vocabulary_size, word_dim, dim, bidirectional, dropout=dropout, layers=layers)
+    words = BiGRUEncoder(vocabulary_size, word_dim, dim, bidirectional, dropout=dropout, layers=layers)
     return PooledTextEncoder(words, create_pooling(pooling, first_rank))

@@ -108,13 +108,15 @@ class VSRNImageEncoder(nn.Module):
         final_batchnorm: bool,
         normalise_over: NormaliseOver,
         dropout: float = 0.0,
+        normalise: bool = True,
+        absolute: bool = False,
     ) -> None:
         super().__init__()
         self.projection = RegionProjection(image_dim, embed_dim, dropout=dropout)
         self.relations = nn.ModuleList(RegionRelation(embed_dim) for _ in range(blocks))
         self.rnn = nn.GRU(embed_dim, embed_dim, batch_first=True)
         self.norm = nn.BatchNorm1d(embed_dim) if final_batchnorm else None
-        self.normalise_input = normalise_input
+        self.normalise_input, self.normalise, self.absolute = normalise_input, normalise, absolute
         self.axis = {"channels": 2, "regions": 1}[normalise_over]
 
     def forward(self, regions: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -133,7 +135,9 @@ class VSRNImageEncoder(nn.Module):
         embedding = self._read(related, mask)  # (n, d)
         if self.norm is not None:
             embedding = self.norm(embedding)
-        return _unit(embedding), related, mask
+        if self.normalise:
+            embedding = _unit(embedding)
+        return embedding.abs() if self.absolute else embedding, related, mask
 
     def _read(self, related: Tensor, mask: Tensor | None) -> Tensor:
         """(n, d): the state of the GRU after the last real region."""
@@ -153,8 +157,9 @@ class VSRN(nn.Module):
 
     image_input: Literal["fragments", "pixels"] = "fragments"
 
-    def __init__(self, image_encoder: VSRNImageEncoder, text_encoder: LastStateGRU) -> None:
+    def __init__(self, image_encoder: VSRNImageEncoder, text_encoder: LastStateGRU, absolute: bool = False) -> None:
         super().__init__()
+        self.absolute = absolute
         self.image_encoder = image_encoder
         self.text_encoder = text_encoder
         self.embed_dim = self.region_dim = text_encoder.dim  # of Codes.embedding and of Codes.fragments
@@ -168,7 +173,8 @@ class VSRN(nn.Module):
         return Codes(embedding=embedding)
 
     def encode_texts(self, texts: TextBatch) -> Codes:
-        return Codes(embedding=_unit(self.text_encoder(texts.tokens, texts.lengths)))
+        embedding = _unit(self.text_encoder(texts.tokens, texts.lengths))
+        return Codes(embedding=embedding.abs() if self.absolute else embedding)
 
     def score(self, image_codes: Codes, text_codes: Codes) -> Tensor:
         return dot_scores(image_codes, text_codes)
@@ -192,6 +198,9 @@ def build_vsrn(
     image_dropout: float = 0.0,
     region_memory: int | None = None,
     word_memory: int | None = None,
+    gru_layers: int = 1,
+    normalise_images: bool = True,
+    absolute: bool = False,
 ) -> VSRN:
     """VSRN in one of its two published variants, or between them.
 
@@ -203,6 +212,8 @@ def build_vsrn(
     - `dropout` drops channels of word embeddings in training, `image_dropout` those of regions; the paper has neither.
     - `region_memory`, `word_memory`: how many positions the GRU over the regions, and the one over the words, remembers
       before training (`set_memory`). Left out, as in the released code, it is two.
+    - `gru_layers` of the words, `normalise_images` (unit length of the image's vector) and `absolute` (absolute values
+      in both vectors) are for converted checkpoints.
 
     >>> matcher = build_vsrn(image_dim=8, vocabulary_size=10, embed_dim=4, word_dim=4, variant="coco").eval()
     >>> matcher.encode_images(ImageBatch(fragments=torch.randn(2, 5, 8))).embedding.shape
@@ -221,12 +232,14 @@ def build_vsrn(
         final_batchnorm=published["final_batchnorm"] if final_batchnorm is None else final_batchnorm,
         normalise_over=normalise_over,
         dropout=image_dropout,
+        normalise=normalise_images,
+        absolute=absolute,
     )
-    text_encoder = LastStateGRU(vocabulary_size, word_dim, embed_dim, bidirectional=False, dropout=dropout)
+    text_encoder = LastStateGRU(vocabulary_size, word_dim, embed_dim, False, dropout=dropout, layers=gru_layers)
     for rnn, positions in ((image_encoder.rnn, region_memory), (text_encoder.rnn, word_memory)):
         if positions is not None:
             set_memory(rnn, positions)
-    return VSRN(image_encoder, text_encoder)
+    return VSRN(image_encoder, text_encoder, absolute)
 
 
 def _unit(vectors: Tensor) -> Tensor:

@@ -17,11 +17,11 @@ Names = tuple[dict[str, str], dict[str, str]]
 
 @dataclass(frozen=True)
 class Option:
-    """An option by its name in the authors' program: our argument for it, the program's default, the words it takes."""
+    """An option by its name in the authors' program: our argument for it, its default there, its values."""
 
     argument: str | None  # None: looked at by `Kind.arguments` only
     default: Any = None  # None: nothing has to be assumed
-    words: dict[str, str] = field(default_factory=dict)  # the authors' word -> ours
+    words: dict[Any, Any] = field(default_factory=dict)  # the authors' value -> ours
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,10 @@ class Kind:
     added_words: tuple[str, ...] = ()  # what the authors' program adds to the vocabulary in its file
 
 
+NO_IMAGE_NORM = {"no_imgnorm": Option("normalise_images", False, {True: False, False: True})}
+NO_TEXT_NORM = {"no_txtnorm": Option("normalise_texts", False, {True: False, False: True})}
+ABSOLUTE = {"use_abs": Option("absolute", False)}
+
 TEXT_NAMES = {"embed.": "text_encoder.embed.", "rnn.": "text_encoder.rnn."}
 
 
@@ -50,11 +54,22 @@ def _vse_names(checkpoint: OriginalCheckpoint) -> Names:
 
 def _scan_arguments(checkpoint: OriginalCheckpoint, options: Mapping[str, Any]) -> dict[str, Any]:
     """The released code lets a tenth of negative products through; its GRU may go one way only."""
-    return {"relu_slope": 0.1, "bidirectional": "rnn.weight_ih_l0_reverse" in checkpoint.parts[1]}
+    text = checkpoint.parts[1]
+    both = "rnn.weight_ih_l0_reverse" in text
+    return {"relu_slope": 0.1, "bidirectional": both, "gru_layers": count_layers(text)}
 
 
 def _bfan_arguments(checkpoint: OriginalCheckpoint, options: Mapping[str, Any]) -> dict[str, Any]:
-    return {"relu_slope": 0.1, "bidirectional": True}
+    return {"relu_slope": 0.1, "bidirectional": True, "gru_layers": count_layers(checkpoint.parts[1])}
+
+
+def _vse_arguments(checkpoint: OriginalCheckpoint, options: Mapping[str, Any]) -> dict[str, Any]:
+    return {"gru_layers": count_layers(checkpoint.parts[1])}
+
+
+def count_layers(text: Mapping[str, Tensor]) -> int:
+    """How many layers the GRU of a text encoder has (`num_layers`)."""
+    return max(1, sum(name.startswith("rnn.weight_hh_l") and not name.endswith("_reverse") for name in text))
 
 
 def count_blocks(image: Mapping[str, Tensor]) -> int:
@@ -72,14 +87,22 @@ def vsrn_names(blocks: int) -> Names:
 
 
 def _vsrn_arguments(checkpoint: OriginalCheckpoint, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The released code goes by the name of the data; where that is not known, the tensors tell the settings apart."""
-    image = checkpoint.parts[0]
+    """The released code goes by the name of the data: f30k_precomp has a batch normalisation and no norm of its input.
+
+    Its first version had the norm and no batch normalisation whatever the data, so the tensors decide.
+    """
+    image, text = checkpoint.parts[:2]
     batchnorm, data = "bn.weight" in image, options.get("data_name")
+    if batchnorm and data not in (None, "f30k_precomp"):
+        raise ConversionError(
+            f"{checkpoint.path} has the batch normalisation of data_name=f30k_precomp, but says data_name={data!r}"
+        )
     return {
         "blocks": count_blocks(image),
-        "normalise_input": not batchnorm if data is None else data != "f30k_precomp",
+        "normalise_input": not batchnorm,
         "final_batchnorm": batchnorm,
         "normalise_over": "regions",
+        "gru_layers": count_layers(text),
     }
 
 
@@ -185,13 +208,13 @@ def _infinity_arguments(checkpoint: OriginalCheckpoint, options: Mapping[str, An
     arguments: dict[str, Any] = {"pooling": "gpo", "text_pooling": "gpo", "first_rank": 0}
     arguments["projection"] = "mlp" if "mlp.layers.0.weight" in image else "linear"
     if not _has_bert(checkpoint):
-        return arguments | {"bidirectional": "rnn.weight_ih_l0_reverse" in text}
+        return arguments | {"bidirectional": "rnn.weight_ih_l0_reverse" in text, "gru_layers": count_layers(text)}
     config = bert_config(text, options.get("bert_heads"))
     return arguments | {"text": "hf:bert-base-uncased", "text_config": config, "text_pretrained": False}
 
 
 KINDS: dict[str, Kind] = {
-    "vsepp": Kind("vse++", _vse_names),
+    "vsepp": Kind("vse++", _vse_names, NO_IMAGE_NORM | ABSOLUTE, _vse_arguments),
     "scan": Kind(
         "scan",
         _flat_names,
@@ -203,19 +226,26 @@ KINDS: dict[str, Kind] = {
             "lambda_lse": Option("lambda_lse", 6.0),
             "lambda_softmax": Option("lambda_softmax", 9.0),
             "raw_feature_norm": Option("norm", "clipped_l2norm", {"no_norm": "none"}),
+            **NO_IMAGE_NORM,
+            **NO_TEXT_NORM,
         },
         _scan_arguments,
     ),
     "bfan": Kind(
         "bfan",
         _flat_names,
-        {"focal_type": Option("focal", "equal"), "lambda_softmax": Option("lambda_softmax", 20.0)},
+        {
+            "focal_type": Option("focal", "equal"),
+            "lambda_softmax": Option("lambda_softmax", 20.0),
+            **NO_IMAGE_NORM,
+            **NO_TEXT_NORM,
+        },
         _bfan_arguments,
     ),
     "vsrn": Kind(
         "vsrn",
         lambda checkpoint: vsrn_names(count_blocks(checkpoint.parts[0])),
-        {"data_name": Option(None)},
+        {"data_name": Option(None), **NO_IMAGE_NORM, **ABSOLUTE},
         _vsrn_arguments,
     ),
     "hrem": Kind(
@@ -226,6 +256,8 @@ KINDS: dict[str, Kind] = {
             "nhead": Option("heads", 16),
             "dropout": Option("dropout", 0.1),
             "bert_heads": Option(None),
+            **NO_IMAGE_NORM,
+            **NO_TEXT_NORM,
         },
         _hrem_arguments,
         _hrem_sizes,
@@ -235,7 +267,7 @@ KINDS: dict[str, Kind] = {
     "vse-infinity": Kind(
         "vse++",
         _infinity_names,
-        {"bert_heads": Option(None)},
+        {"bert_heads": Option(None), **NO_IMAGE_NORM, **NO_TEXT_NORM},
         _infinity_arguments,
         _infinity_sizes,
         {"mlp.bns.1.*": NORM_UNUSED, **BERT_UNUSED},

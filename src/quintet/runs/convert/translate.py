@@ -99,15 +99,21 @@ def _in_order(path: Path, word2idx: object) -> list[str]:
     return words
 
 
-# Options of the authors' programs that change what a matcher computes, with the one value that is supported.
-FIXED: dict[str, Any] = {
-    "no_imgnorm": False,
-    "no_txtnorm": False,
-    "use_abs": False,
-    "measure": "cosine",
-    "precomp_enc_type": "basic",
+# Options of the authors' programs that change what a matcher computes, with the values that are supported, and why no
+# others. A kind that reads one of them (`Kind.options`) takes all values.
+FIXED: dict[str, tuple[tuple[Any, ...], str]] = {
+    "no_imgnorm": ((False,), "its program normalises images"),
+    "no_txtnorm": ((False,), "its program normalises texts"),
+    "use_abs": ((False,), "its program takes no absolute values"),
+    "measure": (("cosine",), "matchers here score with a product of vectors, not with order embeddings"),
+    "precomp_enc_type": (("basic", "weight_norm"), "matchers here read region features, without an image network"),
 }
 
+
+WEIGHT_NORM = (
+    ("weight_v", "weight_g"),
+    ("parametrizations.weight.original1", "parametrizations.weight.original0"),  # torch's newer names
+)
 
 # A matcher may be as large as the tensors that are there, twice (a layer is made and copied), and a little more.
 MOST_TIMES, SPARE = 2, 2**24
@@ -128,10 +134,10 @@ def translate(kind: str, checkpoint: OriginalCheckpoint, overrides: Mapping[str,
     entry = KINDS[name]
     for key in overrides or {}:
         if key not in entry.options:
-            has = suggest(key, entry.options) if entry.options else "it has none"
-            raise ConversionError(f"kind {kind!r} has no option {key!r}; {has}")
+            raise ConversionError(f"kind {kind!r} has no option {key!r}; {suggest(key, entry.options)}")
     options = checkpoint.options | dict(overrides or {})
     _check_options(checkpoint, name, options)
+    checkpoint = _without_weight_norm(checkpoint)
     chosen, assumed = _choices(entry, options)
     try:
         arguments = (entry.sizes or _sizes)(checkpoint) | chosen | entry.arguments(checkpoint, options)
@@ -156,6 +162,22 @@ def _without_unused(checkpoint: OriginalCheckpoint, entry: Kind) -> tuple[Origin
     parts = [{name: tensor for name, tensor in part.items() if name not in unused} for part in checkpoint.parts]
     told = [what for pattern, what in entry.unused.items() if any(fnmatchcase(name, pattern) for name in unused)]
     return replace(checkpoint, parts=parts), told
+
+
+def _without_weight_norm(checkpoint: OriginalCheckpoint) -> OriginalCheckpoint:
+    """Linear maps that are kept as a direction v and a length g (`precomp_enc_type=weight_norm`) as g v / |v|."""
+    parts = []
+    for part in checkpoint.parts:
+        part = dict(part)
+        for direction, length in WEIGHT_NORM:
+            for name in [name for name in part if name.endswith(f".{direction}")]:
+                start = name.removesuffix(direction)
+                g, size = part.get(start + length), part[name].float().norm()
+                if g is not None and g.numel() == 1 and size > 0:
+                    part[f"{start}weight"] = part.pop(name).float() * (g.float() / size)
+                    del part[start + length]
+        parts.append(part)
+    return replace(checkpoint, parts=parts)
 
 
 def _choices(entry: Kind, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -190,10 +212,10 @@ def _check_options(checkpoint: OriginalCheckpoint, name: str, options: Mapping[s
     declared = "bfan" if "focal_type" in options else "scan" if "cross_attn" in options else None
     if declared not in (None, name):
         raise ConversionError(f"{checkpoint.path} is no {name} checkpoint: by its options it is one of {declared!r}")
-    for key, value in FIXED.items():
-        if options.get(key, value) != value:
+    for key, (values, why) in FIXED.items():
+        if key not in KINDS[name].options and options.get(key, values[0]) not in values:
             raise ConversionError(
-                f"{checkpoint.path} was trained with {key}={options[key]!r}; only {key}={value!r} is supported"
+                f"{checkpoint.path} was trained with {key}={options[key]!r}, which cannot be converted as {name}: {why}"
             )
 
 
