@@ -82,7 +82,7 @@ TRIALS = (
     _online("vse-avg-softmax", "VSE++, dropped out, warm-up by softmax", "vse", "matcher.dropout=0.3", SOFTMAX),
     _online("scan-t2i", "SCAN t2i, five epochs of warm-up", "scan"),
     _online("scan-t2i", "SCAN t2i, five epochs of warm-up", "scan", series=("lite2",)),
-    _online("scan-marks", "SCAN t2i with <start>, <end>", "scan", "data.tokenizer.marks=true"),
+    _online("scan-marks", "SCAN t2i with <start>, <end>", "scan", "data.tokenizer.special_tokens=true"),
     _online("scan-plain", "SCAN t2i, no augmentation", "scan", "data.augment={}"),
     _online("scan-more", "SCAN t2i, twice the augmentation", "scan", "data.augment={regions: 0.4, words: 0.2}"),
     _online("scan-dropout", "SCAN t2i, words dropped out", "scan", "matcher.dropout=0.3"),

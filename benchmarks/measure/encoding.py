@@ -83,7 +83,7 @@ def main() -> None:
         folder = Path(name)
         images = arguments.images
         if images is None:
-            images = folder / "pictures"
+            images = folder / "images"
             images.mkdir()
             generate(images, arguments.count)
         make_run(folder / "run", arguments.tower)
@@ -94,14 +94,14 @@ def main() -> None:
     found = {
         "benchmark": "encoding",
         "tower": arguments.tower,
-        "pictures": report.encoded,
+        "images": report.encoded,
         "generated": arguments.images is None,
-        "picture_size": PHOTOGRAPH if arguments.images is None else None,
+        "image_size": PHOTOGRAPH if arguments.images is None else None,
         "device": torch.cuda.get_device_name() if device.startswith("cuda") else "cpu",
         "batch_size": arguments.batch_size,
         "workers": arguments.workers,
-        "index_pictures_per_second": ours,
-        "bare_tower_pictures_per_second": bare,
+        "index_images_per_second": ours,
+        "bare_tower_images_per_second": bare,
         "share_of_bare_tower": ours / bare,
         "provenance": provenance(),
     }

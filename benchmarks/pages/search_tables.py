@@ -8,11 +8,11 @@ from benchmarks.pages.plain_table import table
 
 
 def encoding(name: str, found: dict[str, Any]) -> str:
-    of = "x".join(map(str, found["picture_size"])) + " JPEGs" if found["generated"] else "photographs"
+    of = "x".join(map(str, found["image_size"])) + " JPEGs" if found["generated"] else "photographs"
     row = (
-        f"{found['pictures']:,} {of}",
-        f"{found['index_pictures_per_second']:.1f}",
-        f"{found['bare_tower_pictures_per_second']:.1f}",
+        f"{found['images']:,} {of}",
+        f"{found['index_images_per_second']:.1f}",
+        f"{found['bare_tower_images_per_second']:.1f}",
         f"{100 * found['share_of_bare_tower']:.0f} %",
     )
     how = f"{found['tower']}, batch {found['batch_size']}, {found['workers']} threads that read, {found['device']}"

@@ -70,10 +70,10 @@ def make_material(folder: Path) -> None:
     save_tensors(made.tower, create_tower("small-cnn").state_dict(), {})
     extract(made.corpus, made.tower)
     made.images.mkdir()
-    pictures = sorted(path for path in made.corpus.rglob("*.png"))
+    images = sorted(path for path in made.corpus.rglob("*.png"))
     train(made.run, made.corpus)
     mine(made.run, made.corpus, made.lists)
-    for number, path in enumerate(pictures[:12]):
+    for number, path in enumerate(images[:12]):
         shutil.copy(path, made.images / f"{number:02}.png")
         if number == 5:
             (made.images / "00.json").write_text('{"caption": "a red circle", "album": "holiday"}')

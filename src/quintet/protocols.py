@@ -171,6 +171,13 @@ class UsesTextPool(Protocol):
 
 
 @runtime_checkable
+class UsesOfflineNegatives(Protocol):
+    """Compares a pair with hard negatives that were mined before the stage (`PairBatch.offline`)."""
+
+    uses_offline: bool
+
+
+@runtime_checkable
 class UsesCategories(Protocol):
     """May classify pseudo-categories, which the trainer finds before the stage starts."""
 

@@ -15,8 +15,8 @@ def times(p50: float, p99: float) -> dict[str, float]:
 
 FOUND: dict[str, dict[str, Any]] = {
     "encoding_cpu.json": {
-        "tower": "efficientnet-lite0", "pictures": 400, "generated": True, "picture_size": [1024, 768], "device": "cpu",
-        "batch_size": 32, "workers": 4, "index_pictures_per_second": 30.123, "bare_tower_pictures_per_second": 40.0,
+        "tower": "efficientnet-lite0", "images": 400, "generated": True, "image_size": [1024, 768], "device": "cpu",
+        "batch_size": 32, "workers": 4, "index_images_per_second": 30.123, "bare_tower_images_per_second": 40.0,
         "share_of_bare_tower": 0.7531,
     },
     "search.json": {

@@ -38,7 +38,7 @@ def test_import_prints_the_splits_and_the_notes(source: Path, tmp_path: Path) ->
     assert "quintet data inspect" in result.output
     corpus = Corpus.open(tmp_path / "out")
     assert corpus.name == "mine"
-    assert corpus.images[0].path == "pictures/a.png"
+    assert corpus.images[0].path == "images/a.png"
 
 
 def test_options_are_key_value_pairs(source: Path, tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ def test_brackets_in_names_are_shown_and_not_obeyed() -> None:
     assert screen.getvalue() == "warning: no features for 'a[/b].jpg'\nmined with [red]run\n"
 
 
-def test_what_is_only_watched_is_not_added_to_the_loss() -> None:
-    assert _shown({"instance.image": 1.0, "instance.text": 2.0, "instance.image_error": 9.0, "a.gap_online": 9.0}) == (
-        "loss 3.000"
-    )
+def test_of_many_terms_the_sum_is_shown() -> None:
+    assert _shown({"instance.image": 1.0, "instance.text": 2.0}) == "image 1.000  text 2.000"
+    assert _shown({"a.one": 1.0, "a.two": 2.0, "b.one": 3.0, "b.one_error": 4.0}) == "loss 10.000"

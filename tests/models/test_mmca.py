@@ -317,7 +317,7 @@ def test_a_frozen_encoder_is_read_from_disk_and_the_run_opens_without_its_folder
     tiny_recipe["matcher"] = {**MATCHER, "text": f"hf:{folder}", "budget": None}
     tiny_recipe["data"] |= {
         "corpus": str(corpus),
-        "tokenizer": {"kind": "wordpiece", "source": str(folder), "longest": 32},
+        "tokenizer": {"kind": "wordpiece", "source": str(folder), "max_length": 32},
     }
     tiny_recipe["stages"][0]["epochs"] = 1
     for run, cache in (("live", "none"), ("kept", "float32")):

@@ -367,7 +367,7 @@ def test_both_colour_schemes_can_be_read(open_page: Callable[..., Opened], schem
         "#status",
         ".card .caption",
         ".card b",
-        "#place",
+        "#position",
         "dt",
         "dd",
         "#why-note",

@@ -37,7 +37,7 @@ def stage(name: str, **more: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def content(tiny_corpus: Path) -> dict[str, Any]:
-    tokenizer = {"min_count": 1, "marks": False, "unknown": "drop"}
+    tokenizer = {"min_count": 1, "special_tokens": False, "unknown": "drop"}
     matcher = {"name": "dual-path", "embed_dim": 8, "word_dim": 6, "text_layout": "small", "text_width": 2, "length": 8}
     losses = {"instance": {"dropout": 0.1}}
     return {

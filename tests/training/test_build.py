@@ -28,7 +28,7 @@ from quintet.training.stages import resume_run, train_recipe
 @pytest.fixture
 def recipe(tiny_recipe: dict[str, Any]) -> dict[str, Any]:
     """Eq. 9 in two stages; 12 classes, so that two processes have six each."""
-    tiny_recipe["data"]["tokenizer"] = {"min_count": 1, "marks": False, "unknown": "drop"}
+    tiny_recipe["data"]["tokenizer"] = {"min_count": 1, "special_tokens": False, "unknown": "drop"}
     small = {"embed_dim": 8, "word_dim": 6, "length": 8, "text_layout": "small", "text_width": 4}
     tiny_recipe["matcher"] = {"name": "dual-path", **small}
     stage = {

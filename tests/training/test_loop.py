@@ -78,7 +78,10 @@ def test_two_processes_equal_one(tiny_recipe: dict[str, Any], tmp_path: Path, ki
 def on_images(tiny_recipe: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
     """Dual-Path from pixels, its image tower frozen: a ResNet, which has BatchNorms, from random weights."""
     corpus = make_scenes(tmp_path / "scenes", train=6, dev=4, test=4, seed=0, size=32)
-    tiny_recipe["data"] = {"corpus": str(corpus.root), "tokenizer": {"min_count": 1, "marks": False, "unknown": "drop"}}
+    tiny_recipe["data"] = {
+        "corpus": str(corpus.root),
+        "tokenizer": {"min_count": 1, "special_tokens": False, "unknown": "drop"},
+    }
     small = {"embed_dim": 8, "word_dim": 6, "length": 8, "text_layout": "small", "text_width": 2}
     tower = {"tower": "resnet18", "tower_pretrained": False}
     tiny_recipe["matcher"] = {"name": "dual-path", **tower, **small}

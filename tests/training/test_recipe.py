@@ -82,6 +82,17 @@ def test_overrides_reach_every_level(tiny_recipe: dict[str, Any]) -> None:
     assert recipe.matcher.arguments["embed_dim"] == 4
 
 
+def test_earlier_names_of_keys_are_read(tiny_recipe: dict[str, Any], tmp_path: Path) -> None:
+    tiny_recipe["data"]["tokenizer"] = {"marks": False, "longest": 9}
+    read = parse_recipe(tiny_recipe).data.tokenizer
+    assert (read.special_tokens, read.max_length) == (False, 9)
+    assert parse_recipe(tiny_recipe, ["data.tokenizer.longest=7"]).data.tokenizer.max_length == 7
+    assert parse_recipe(tiny_recipe, ["data.tokenizer={longest: 6}"]).data.tokenizer.max_length == 6
+    (tmp_path / "earlier.yaml").write_text("extends: mmca-scenes\ndata: {tokenizer: {longest: 5}}\n")
+    assert load_recipe(tmp_path / "earlier.yaml").data.tokenizer.max_length == 5
+    assert tiny_recipe["data"]["tokenizer"] == {"marks": False, "longest": 9}  # the caller's mapping
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [

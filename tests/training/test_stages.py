@@ -45,6 +45,16 @@ class StopAt(Silent):
             raise InterruptedError
 
 
+class Shown(Silent):
+    """A display that keeps the names of the terms that it is given."""
+
+    def __init__(self) -> None:
+        self.terms: set[str] = set()
+
+    def step(self, epoch: int, done: int, losses: dict[str, float], lr: float) -> None:
+        self.terms |= losses.keys()
+
+
 def two_stages(recipe: dict[str, Any]) -> dict[str, Any]:
     second = copy.deepcopy(recipe["stages"][0]) | {"name": "second", "init": "previous"}
     recipe["stages"].append(second)
@@ -158,12 +168,15 @@ def with_offline_round(recipe: dict[str, Any]) -> dict[str, Any]:
 
 def test_a_second_round_mines_with_the_first_and_trains_on_it(tiny_recipe: dict[str, Any], tmp_path: Path) -> None:
     recipe = parse_recipe(with_offline_round(tiny_recipe))
-    train_recipe(recipe, tmp_path / "run", device="cpu")
+    display = Shown()
+    train_recipe(recipe, tmp_path / "run", device="cpu", display=display)
     lists = NegativeLists.open(tmp_path / "run" / "stages" / "offline" / "negatives")
     assert lists.texts.shape == (12, 10)
     assert lists.manifest["matcher"]["name"] == "tiny"
     rows = [row for row in log_rows(tmp_path / "run", "offline") if row["kind"] == "train"]
     assert all("quintuplet.offline_pair" in row for row in rows)
+    logged = {name for name in rows[0] if "." in name}
+    assert logged - display.terms == {"quintuplet.gap_online", "quintuplet.gap_positive"}  # of weight 0
     teacher = parse_recipe(tiny_recipe, [f"stages.offline.negatives.from={tmp_path / 'run'}"])
     train_recipe(teacher, tmp_path / "taught", device="cpu")
     taught = NegativeLists.open(tmp_path / "taught" / "stages" / "offline" / "negatives")

@@ -110,15 +110,15 @@ def index_command(
         bool,
         typer.Option(
             "--verify",
-            help="Compare an index (-o INDEX) with its checksums instead; exit status 1 where it is damaged.",
+            help="Compare an index with its checksums instead: `quintet index INDEX --verify`; exit status 1: damaged.",
             rich_help_panel=OUTPUT,
         ),
     ] = False,
     backup: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE",
-            help="Copy an index (-o INDEX) into a new folder or NAME.tar instead, also while it is in use.",
+            metavar="COPY",
+            help="Copy an index into a new folder or COPY.tar instead: `quintet index INDEX --backup COPY`.",
             rich_help_panel=OUTPUT,
         ),
     ] = None,
@@ -183,7 +183,7 @@ def index_command(
 
 def _keep_safe(index: Path | None, sources: list[Path] | None, verify: bool, backup: Path | None, json: bool) -> None:
     if index is None or sources:
-        raise typer.BadParameter("takes one index: quintet index -o INDEX --verify", param_hint="--verify / --backup")
+        raise typer.BadParameter("takes one index: quintet index INDEX --verify", param_hint="--verify / --backup")
     from quintet.search.index_folder import check_marker
 
     check_marker(index.resolve())

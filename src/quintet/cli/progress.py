@@ -114,13 +114,8 @@ class TrainingDisplay:
         self.console.print(f"[yellow]warning:[/] {escape(message)}")
 
 
-def _is_watched(name: str) -> bool:
-    """Whether a term has weight 0 and is only logged."""
-    return ".gap_" in name or name.endswith("_error")
-
-
 def _shown(losses: dict[str, float]) -> str:
     """The terms of one loss without its name; of more than three only the sum (the log has all)."""
     if len(losses) > 3:
-        return f"loss {sum(value for name, value in losses.items() if not _is_watched(name)):.3f}"
+        return f"loss {sum(losses.values()):.3f}"
     return "  ".join(f"{name.rpartition('.')[2]} {value:.3f}" for name, value in losses.items())

@@ -286,6 +286,8 @@ class QuintupletObjective(nn.Module):
     `TripletObjective` is the first round. Do not use both in one stage: the online terms here contain it.
     """
 
+    uses_offline = True
+
     def __init__(
         self,
         variant: Variant = "adaptive",

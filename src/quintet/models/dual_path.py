@@ -136,7 +136,7 @@ LAYOUTS: dict[str, tuple[Stage, ...]] = {
 
 
 class ResidualTextCNN(nn.Module):
-    """(n, length) word ids, 0 where a place is empty -> (n, 32 width).
+    """(n, length) word ids, 0 where a position is empty -> (n, 32 width).
 
     `layout`: the blocks of ResNet-50 (3, 4, 6, 3; the paper), of ResNet-152 (3, 8, 36, 3), the released 14 blocks
     (3, 4, 6, 1, whose last stage keeps its length), or one block a stage for small corpora. The word table starts as

@@ -92,17 +92,23 @@ def build_index(
     empty or missing now. Dropping more than a fifth of the images or texts (and more than ten) is refused. `prune`:
     drop that much, and what empty or missing folders had.
 
-        report = build_index("quintet-small", "~/Pictures", "photos.index")
+    >>> from tempfile import TemporaryDirectory
+    >>> from PIL import Image
+    >>> with TemporaryDirectory() as folder:
+    ...     Image.new("RGB", (64, 48), "green").save(f"{folder}/grass.png")
+    ...     report = build_index("quintet-small", f"{folder}/grass.png", f"{folder}/photos.index", device="cpu")
+    >>> report.added, report.encoded
+    (1, 1)
     """
     began = time.monotonic()
-    places = [source.root if isinstance(source, Corpus) else user_path(source) for source in _several(sources)]
+    paths = [source.root if isinstance(source, Corpus) else user_path(source) for source in _several(sources)]
     texts = None if texts is None else texts.root if isinstance(texts, Corpus) else user_path(texts)
-    _check(places, texts, precision, batch_size)
+    _check(paths, texts, precision, batch_size)
     index = user_path(out).resolve()
     if not is_text(str(index)):
         raise SearchError(f"the path {index} is not UTF-8, which reading an index needs; choose another folder")
-    check_sources(index, [*places, *([] if texts is None else [texts])])
-    _check_missing(places, index, overwrite)
+    check_sources(index, [*paths, *([] if texts is None else [texts])])
+    _check_missing(paths, index, overwrite)
     team = _open_team(_several(run), _several(rerank_with), device, precision)
     with writing(index):
         repaired = _repair(index, overwrite)
@@ -114,7 +120,7 @@ def build_index(
             remove_unused_files(database, index / "vectors")
             old = _entries_of(database, before)
             earlier = Earlier(() if before is None else before.roots, old.values())
-            found = find_images(places, index, split=split, earlier=earlier, prune=prune)
+            found = find_images(paths, index, split=split, earlier=earlier, prune=prune)
             found_texts = find_texts(texts, split=split) if texts is not None else []
             _check_listed(found, old, len(found_texts), overwrite and database.head("manifest") is not None)
             most = max(len(found.images), len(found_texts))

@@ -57,9 +57,16 @@ def open_index(
     - `device`: where queries are encoded; "auto" takes a GPU where there is one.
     - `rerank_with`: of the runs that the index holds, the one to re-rank with (default: all meant for it).
 
-        with quintet.open_index("photos.index") as index:
-            for hit in index.search("a dog in the snow", k=5):
-                print(f"{hit.score:.3f}", hit.path)
+    >>> import quintet
+    >>> from tempfile import TemporaryDirectory
+    >>> from PIL import Image
+    >>> with TemporaryDirectory() as folder:
+    ...     for colour in ("green", "blue"):
+    ...         Image.new("RGB", (64, 48), colour).save(f"{folder}/{colour}.png")
+    ...     report = quintet.build_index("quintet-small", folder, f"{folder}.index", device="cpu")
+    ...     with open_index(f"{folder}.index", device="cpu") as index:
+    ...         [hit.path.name for hit in index.search("green grass", k=1)]
+    ['green.png']
     """
     return Searcher.open(path, device=device, rerank_with=rerank_with)
 

@@ -134,9 +134,9 @@ def install(app: FastAPI) -> None:
 
 
 def _words(entry: dict[str, object]) -> str:
-    place = entry["loc"]
-    assert isinstance(place, tuple)
-    return f"{'.'.join(str(part) for part in place[1:]) or 'body'}: {entry['msg']}"
+    location = entry["loc"]
+    assert isinstance(location, tuple)
+    return f"{'.'.join(str(part) for part in location[1:]) or 'body'}: {entry['msg']}"
 
 
 COOKIE = "quintet-session"

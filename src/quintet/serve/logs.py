@@ -17,16 +17,16 @@ class Throttle(logging.Filter):
         super().__init__()
         self._per_minute = per_minute
         self._lock = threading.Lock()
-        self._seen: dict[tuple[str, int], tuple[float, int]] = {}  # place -> start of its minute, records since
+        self._seen: dict[tuple[str, int], tuple[float, int]] = {}  # line -> start of its minute, records since
 
     def filter(self, record: logging.LogRecord) -> bool:
-        place, now = (record.pathname, record.lineno), time.monotonic()
+        line, now = (record.pathname, record.lineno), time.monotonic()
         with self._lock:
-            began, count = self._seen.get(place, (now, 0))
+            began, count = self._seen.get(line, (now, 0))
             left_out = 0
             if now - began >= 60:
                 began, count, left_out = now, 0, count - self._per_minute
-            self._seen[place] = began, count + 1
+            self._seen[line] = began, count + 1
         if left_out > 0:
             record.msg, record.args = f"{record.getMessage()} ({left_out} more of these were not logged)", ()
         return count < self._per_minute

@@ -55,7 +55,7 @@ def serve_index(
 def listen(settings: Settings) -> socket.socket:
     """A listening socket; port 0 means any free port."""
     try:
-        family, kind, protocol, _, place = socket.getaddrinfo(
+        family, kind, protocol, _, endpoint = socket.getaddrinfo(
             settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         listener = socket.socket(family, kind, protocol)
@@ -63,7 +63,7 @@ def listen(settings: Settings) -> socket.socket:
         raise QuintetError(f"cannot listen on {settings.host}: {error.strerror or error}") from None
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind(place)
+        listener.bind(endpoint)
         listener.listen(BACKLOG)  # connections wait while the matcher is loaded
     except OSError as error:
         listener.close()

@@ -39,11 +39,11 @@ def build_tokenizer(recipe: TokenizerRecipe, train: Split) -> Tokenizer:
         from quintet.data.wordpiece import WordPiece
 
         if recipe.source:
-            return WordPiece.load(recipe.source, recipe.longest)
-        return WordPiece.train(texts, recipe.size, recipe.longest)
+            return WordPiece.load(recipe.source, recipe.max_length)
+        return WordPiece.train(texts, recipe.size, recipe.max_length)
     settings: dict[str, Any] = {
-        "special_tokens": recipe.marks,
-        "max_length": recipe.longest,
+        "special_tokens": recipe.special_tokens,
+        "max_length": recipe.max_length,
         "drop_unknown": recipe.unknown == "drop",
     }
     if recipe.vocabulary is not None:

@@ -109,13 +109,13 @@ def _part_repeats(pairs: np.ndarray, batch_size: int, first: int) -> None:
     held = [Counter(batch[:, 0].tolist()) for batch in np.split(pairs, range(batch_size, len(pairs), batch_size))]
     images = pairs[:, 0].tolist()
     seen: set[tuple[int, int]] = set()
-    places = [*range(first, len(pairs)), *range(first)]
+    positions = [*range(first, len(pairs)), *range(first)]
     for here in range(len(pairs)):
         batch, image = here // batch_size, images[here]
         if (batch, image) not in seen:
             seen.add((batch, image))
             continue
-        for there in places:
+        for there in positions:
             other = there // batch_size
             if other != batch and not held[batch][images[there]] and not held[other][image]:
                 held[batch] += Counter({images[there]: 1, image: -1})

@@ -33,6 +33,7 @@ class Outcome:
 
     collapse_values: dict[str, float | None]  # of every term, see `Term`
     sums: Tensor  # (2, terms): the sum of each term's values and their number
+    watched: frozenset[str] = frozenset()  # terms of weight 0, which are only logged
     reads_progress: bool = False  # a loss read `step.progress`: a replay would freeze it
 
     def copy(self) -> Outcome:

@@ -21,7 +21,7 @@ TOLERANCE = 0.01  # relative
 class Display(Protocol):
     """Shows the progress of a run: the command line draws one, a library caller may pass none.
 
-    `info` says what is going on; `note` says what needs attention.
+    `step` is given the mean of every term that has a weight. `info` says what is going on; `note` what needs attention.
     """
 
     def stage(self, name: str, epochs: int, steps: int, done: int) -> None: ...

@@ -135,6 +135,7 @@ class StageTrainer:
                 display.note(f"graphs: true has no effect on stage {stage.name!r}: {obstacle}")
         self._pending: list[tuple[int, Outcome]] = []
         self._norms: list[tuple[int, Tensor]] = []
+        self._watched: frozenset[str] = frozenset()  # terms that are logged and not displayed
         self._seconds = 0.0
         self._clustered: tuple[int, np.ndarray] | None = None  # the epoch, and the cluster of every training image
         if stage.compile:
@@ -306,7 +307,8 @@ class StageTrainer:
         sums = torch.stack([term.values.detach().sum() for term in terms.values()])
         counts = torch.stack([torch.full_like(sums[0], term.values.numel()) for term in terms.values()])
         collapse_values = {name: term.collapse_value for name, term in terms.items()}
-        return Outcome(collapse_values, torch.stack([sums, counts]), step.progress_was_read)
+        watched = frozenset(name for name, term in terms.items() if term.weight == 0)
+        return Outcome(collapse_values, torch.stack([sums, counts]), watched, step.progress_was_read)
 
     def _reduce(self, values: Tensor, share: float) -> Tensor:
         if self.stage.reduction == "sum":
@@ -337,7 +339,7 @@ class StageTrainer:
         lr = float(self.optimizer.param_groups[-1]["lr"])
         if log is not None:
             log.write("train", at.step, epoch=at.epoch, lr=lr, **means)
-            self.display.step(at.epoch, at.step, means, lr)
+            self.display.step(at.epoch, at.step, {k: v for k, v in means.items() if k not in self._watched}, lr)
 
     def _flush(self) -> None:
         """Read the pending losses and gradient norms: refuse NaN, watch for collapse, add them to the log window."""
@@ -349,6 +351,7 @@ class StageTrainer:
             }
             refuse_not_finite(means, f"step {step} of stage {self.stage.name!r}")
             self.window.add(means)
+            self._watched = outcome.watched
             message = self.watch.look(outcome.collapse_values, means)
             if message is not None:
                 if self.stage.on_collapse == "stop":

@@ -20,6 +20,7 @@ from quintet.runs.run_folder import is_there
 from quintet.training.recipe_models import Recipe
 
 LARGEST_RECIPE = 2**20  # bytes
+EARLIER_NAMES = {"longest": "max_length", "marks": "special_tokens"}  # of data.tokenizer, in recipes of earlier runs
 MOST_VALUES = 10_000  # of a recipe; the longest shipped one has about 100
 
 
@@ -166,7 +167,7 @@ def parse_recipe(content: Any, overrides: Sequence[str] = (), where: str = "reci
     for override in overrides:
         _apply(content, override)
     try:
-        return Recipe.model_validate(content)
+        return Recipe.model_validate(_mapping(content, where))
     except ValidationError as error:
         raise RecipeError(f"{where}: " + "; ".join(_explain(problem) for problem in error.errors())) from None
 
@@ -243,8 +244,13 @@ def _count(value: Any, left: int) -> int:
 
 
 def _mapping(content: Any, where: str) -> dict[str, Any]:
+    """The content of a recipe, its keys by the names of today."""
     if not isinstance(content, dict):
         raise RecipeError(f"{where}: a recipe is a mapping of keys to values")
+    match content:
+        case {"data": {"tokenizer": dict(tokenizer)}} if tokenizer.keys() & EARLIER_NAMES.keys():
+            renamed = {EARLIER_NAMES.get(key, key): value for key, value in tokenizer.items()}
+            return content | {"data": content["data"] | {"tokenizer": renamed}}
     return content
 
 
@@ -266,6 +272,8 @@ def set_field(content: dict[str, Any], key: str, value: Any, where: str = "recip
     {'stages': [{'name': 'online', 'epochs': 5}]}
     """
     *path, last = key.split(".")
+    if path == ["data", "tokenizer"]:
+        last = EARLIER_NAMES.get(last, last)
     targets: list[Any] = [content]
     for part in path:
         targets = [inner for target in targets for inner in _enter(target, part, where)]

@@ -26,10 +26,10 @@ class TokenizerRecipe(_Strict):
 
     kind: Literal["words", "wordpiece"] = "words"
     min_count: int = Field(4, ge=1, description="words: minimum count of a word in the training split")
-    longest: int | None = Field(
+    max_length: int | None = Field(
         None, ge=3, le=100_000, description="maximum number of tokens of a text, special tokens included"
     )
-    marks: bool = Field(True, description="words: add the special tokens <start> and <end>")
+    special_tokens: bool = Field(True, description="words: add the special tokens <start> and <end>")
     unknown: Literal["mark", "drop"] = Field("mark", description="words outside the vocabulary: <unk>, or left out")
     case: bool = Field(False, description="words: case-sensitive")
     vocabulary: Path | None = Field(

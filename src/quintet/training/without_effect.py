@@ -11,9 +11,8 @@ from pydantic import BaseModel
 from quintet.data.corpus import Split
 from quintet.data.sampling import epoch_batches
 from quintet.losses import OBJECTIVES
+from quintet.protocols import UsesOfflineNegatives
 from quintet.training.recipe_models import BatchRecipe, NegativesRecipe, OptimizerRecipe, ScheduleRecipe, StageRecipe
-
-OFFLINE_LOSS = "quintuplet"  # the loss that reads mined negatives
 
 
 def optimizer_steps(stage: StageRecipe, train: Split) -> int:
@@ -81,8 +80,8 @@ def _others(stage: StageRecipe) -> Iterator[str]:
     if stage.frozen == "train" and not stage.freeze:
         yield f"frozen: train has no effect: nothing is frozen in stage {stage.name!r}"
     if stage.negatives is not None:
-        if OFFLINE_LOSS not in stage.loss:
-            yield f"negatives are mined for stage {stage.name!r}, and no loss of it reads them ({OFFLINE_LOSS} does)"
+        if not any(isinstance(OBJECTIVES.builder(name), UsesOfflineNegatives) for name in stage.loss):
+            yield f"negatives are mined for stage {stage.name!r}, and no loss of it reads them"
         if stage.negatives.distribution == "uniform":
             plain = NegativesRecipe(source=stage.negatives.source)
             yield from _unread(stage, stage.negatives, plain, "negatives", ("mean", "std"), "distribution")

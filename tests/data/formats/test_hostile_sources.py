@@ -274,7 +274,7 @@ def test_what_a_killed_import_left_is_removed(tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
     make_sidecar(source)
-    pictures = tmp_path / "out" / "pictures"
+    pictures = tmp_path / "out" / "images"
     pictures.mkdir(parents=True)
     (pictures / ".1.png.abcdefgh.partial").write_bytes(b"half")
     (pictures / ".mine.abcdefgh.partial").write_bytes(b"someone's")

@@ -66,7 +66,7 @@ def test_images_outside_are_pointed_at_absolutely(
     monkeypatch.chdir(tmp_path)
     corpus = import_corpus("folder", "source", "out")
     assert [image.path for image in corpus.images] == [str(source / "a.png"), str(source / "deep" / "a.png")]
-    assert not (tmp_path / "out" / "pictures").exists()
+    assert not (tmp_path / "out" / "images").exists()
 
 
 def test_images_inside_are_pointed_at_relatively(source: Path) -> None:
@@ -81,7 +81,7 @@ def test_a_copy_can_be_moved(source: Path, tmp_path: Path) -> None:
         path.rmdir() if path.is_dir() else path.unlink()
     corpus = Corpus.open(tmp_path / "moved")
     assert corpus.name == "mine"
-    assert [image.path for image in corpus.images] == ["pictures/a.png", "pictures/deep/a.png"]
+    assert [image.path for image in corpus.images] == ["images/a.png", "images/deep/a.png"]
     assert all(corpus.image_path(image).is_file() for image in corpus.images)
 
 

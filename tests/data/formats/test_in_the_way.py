@@ -22,7 +22,7 @@ from quintet.mining.journal import remove_journal
 
 def test_a_copied_image_does_not_replace_another(tmp_path: Path) -> None:
     source, out = tmp_path / "source", tmp_path / "out"
-    for folder in (source, out / "pictures"):
+    for folder in (source, out / "images"):
         folder.mkdir(parents=True)
     Image.new("RGB", (8, 8), "red").save(source / "a.png")
     (source / "a.txt").write_text("a red square")
@@ -40,17 +40,17 @@ def test_an_overwriting_copy_replaces_its_own_images_only(tmp_path: Path) -> Non
     for name in ("a", "b"):
         Image.new("RGB", (8, 8), "red").save(source / f"{name}.png")
         (source / f"{name}.txt").write_text("a red square")
-    (out / "pictures").mkdir(parents=True)
-    (out / "pictures" / "b.png").write_bytes((source / "b.png").read_bytes())  # the same image, put there by hand
+    (out / "images").mkdir(parents=True)
+    (out / "images" / "b.png").write_bytes((source / "b.png").read_bytes())  # the same image, put there by hand
     import_corpus("folder", source, out, copy=True)
     Image.new("RGB", (8, 8), "blue").save(source / "a.png")
     import_corpus("folder", source, out, copy=True, overwrite=True)
-    assert (out / "pictures" / "a.png").read_bytes() == (source / "a.png").read_bytes()
+    assert (out / "images" / "a.png").read_bytes() == (source / "a.png").read_bytes()
     Image.new("RGB", (8, 8), "blue").save(source / "b.png")
-    before = (out / "pictures" / "b.png").read_bytes()
+    before = (out / "images" / "b.png").read_bytes()
     with pytest.raises(CorpusError, match=r"b\.png .*the way"):
         import_corpus("folder", source, out, copy=True, overwrite=True)
-    assert (out / "pictures" / "b.png").read_bytes() == before
+    assert (out / "images" / "b.png").read_bytes() == before
 
 
 def test_unpacking_does_not_replace_another_image(tmp_path: Path) -> None:
@@ -62,13 +62,13 @@ def test_unpacking_does_not_replace_another_image(tmp_path: Path) -> None:
             member = tarfile.TarInfo(name)
             member.size = len(content)
             tar.addfile(member, BytesIO(content))
-    (out / "pictures").mkdir(parents=True)
-    (out / "pictures" / "a.png").write_bytes(b"mine")
+    (out / "images").mkdir(parents=True)
+    (out / "images" / "a.png").write_bytes(b"mine")
     for overwrite in (False, True):
         with pytest.raises(CorpusError, match="in the way"):
             import_corpus("webdataset", shard, out, overwrite=overwrite)
-    assert (out / "pictures" / "a.png").read_bytes() == b"mine"
-    (out / "pictures" / "a.png").unlink()
+    assert (out / "images" / "a.png").read_bytes() == b"mine"
+    (out / "images" / "a.png").unlink()
     for overwrite in (False, True):
         corpus = import_corpus("webdataset", shard, out, overwrite=overwrite)
         assert corpus.image_path(corpus.images[0]).read_bytes() == image.getvalue()
@@ -115,10 +115,10 @@ def test_imported_features_do_not_replace_other_arrays(tmp_path: Path) -> None:
 def test_scenes_replace_only_scenes(tmp_path: Path) -> None:
     out = tmp_path / "scenes"
     make_scenes(out, train=1, dev=0, test=0, size=32)
-    (out / "pictures" / "holiday.png").write_bytes(b"mine")
+    (out / "images" / "holiday.png").write_bytes(b"mine")
     with pytest.raises(CorpusError, match="would be lost"):
         make_scenes(out, train=2, dev=0, test=0, size=32, overwrite=True)
-    assert (out / "pictures" / "holiday.png").read_bytes() == b"mine"
+    assert (out / "images" / "holiday.png").read_bytes() == b"mine"
 
 
 @pytest.mark.parametrize("name", ["holiday.png", "features.npy", "manifest.json"])

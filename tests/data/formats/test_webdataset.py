@@ -53,9 +53,9 @@ def test_images_are_unpacked_beside_their_captions(tmp_path: Path) -> None:
         "A green square.",
     ]
     assert [image.path for image in corpus.images] == [
-        "pictures/0001.png",
-        "pictures/sub/0002.png",
-        "pictures/0003.png",
+        "images/0001.png",
+        "images/sub/0002.png",
+        "images/0003.png",
     ]
     assert corpus.image_path(corpus.images[1]).read_bytes() == png("blue")
 
@@ -97,7 +97,7 @@ def test_names_that_point_outside_and_links_are_never_written(tmp_path: Path) ->
             tar.addfile(member)
     corpus = import_corpus("webdataset", shard, tmp_path / "deep" / "out")
     written = list(tmp_path.rglob("*.png"))
-    assert written == [tmp_path / "deep" / "out" / "pictures" / "fine.png"]
+    assert written == [tmp_path / "deep" / "out" / "images" / "fine.png"]
     assert not Path("/tmp/quintet-evil.png").exists()
     assert [image.id for image in corpus.images] == ["fine"]
     assert any("skipped 3 links" in note and "train.tar:link.png" in note for note in corpus.notes)

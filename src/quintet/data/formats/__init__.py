@@ -34,7 +34,7 @@ def import_corpus(
 ) -> Corpus:
     """Read a dataset in one of the `FORMATS`, write it as a corpus folder at `out`, and return that corpus, opened.
 
-    The images stay where they are and the corpus points at them. With `copy` they are copied into `out/pictures`, so
+    The images stay where they are and the corpus points at them. With `copy` they are copied into `out/images`, so
     that the folder can be moved. `options` are those of the format (`quintet data formats` lists them), as values or
     as strings.
 

@@ -18,7 +18,7 @@ from quintet.errors import CorpusError, QuintetError
 from quintet.files import atomic_write, read_bytes, read_jsonl
 
 LARGEST_TEXT = 2**30  # bytes of a file with captions
-LONGEST_NAME = 200  # bytes of an image's path below OUT/pictures; a longer one is replaced by its checksum
+LONGEST_NAME = 200  # bytes of an image's path below OUT/images; a longer one is replaced by its checksum
 
 
 @dataclass
@@ -166,7 +166,7 @@ COPIED = "copied"  # a field of images.jsonl: an import wrote the image file
 
 
 class ImageFolder:
-    """`OUT/pictures`, where an import writes images. Only files that an earlier import wrote are replaced."""
+    """`OUT/images`, where an import writes images. Only files that an earlier import wrote are replaced."""
 
     def __init__(self, out: Path) -> None:
         self.out = out
@@ -174,10 +174,12 @@ class ImageFolder:
         self._written: set[str] = set()
         with suppress(QuintetError):  # no earlier import, or a damaged one: then nothing is replaced
             self._written = {row["path"] for row in read_jsonl(out / "images.jsonl") if row.get(COPIED)}
+        earlier = any(path.startswith("pictures/") for path in self._written)  # the name that the folder had
+        self._folder = out / ("pictures" if earlier else "images")
 
     def add(self, id_: str, suffix: str, content: Path | bytes) -> tuple[Path, dict[str, bool]]:
         """Write an image, a copy of a file or bytes. Its path, and the fields for its row of images.jsonl."""
-        path = self.out / "pictures" / image_name(id_, suffix, self._names)
+        path = self._folder / image_name(id_, suffix, self._names)
         written = path.relative_to(self.out).as_posix() in self._written
         if path.is_file() and _holds(path, content):
             return path, {COPIED: True} if written else {}
@@ -210,7 +212,7 @@ def image_name(id_: str, suffix: str, taken: set[str]) -> str:
     parts = [part for part in id_.replace("\\", "/").split("/") if part.strip(". \0")]
     # A folder is never called like an image: a.jpg/b.jpg may stand beside a.jpg.
     parts[:-1] = [f"{part}_" if suffix and part.lower().endswith(suffix.lower()) else part for part in parts[:-1]]
-    stem = "/".join(part.replace("\0", "").replace(":", "_") for part in parts) or "picture"
+    stem = "/".join(part.replace("\0", "").replace(":", "_") for part in parts) or "image"
     stem = stem[: -len(suffix)] if suffix and stem.lower().endswith(suffix.lower()) else stem
     if len(stem.encode()) > LONGEST_NAME:
         stem = hashlib.sha256(stem.encode()).hexdigest()

@@ -29,7 +29,7 @@ OPTIONS = {
 }
 # What overwriting replaces: a corpus of scenes, its features, and its cached text features.
 _OWN_FILE = re.compile(
-    r"(corpus|splits)\.json|(images|texts)\.jsonl|pictures/(train|dev|test)-\d+\.png"
+    r"(corpus|splits)\.json|(images|texts)\.jsonl|(images|pictures)/(train|dev|test)-\d+\.png"
     r"|features/[^/]+/((settings|skipped|manifest|ids)\.json|journal\.jsonl|(features|boxes|rows)\.npy)"
     r"|texts/[^/]+-[0-9a-f]{16}/(manifest\.json|(features|starts)\.npy)"
 )
@@ -131,7 +131,7 @@ def _move(new: Path, folder: Path, old: Path) -> None:
 def _write(
     folder: Path, sizes: dict[str, int], seed: int, size: int, progress: Callable[[int, int], None] | None
 ) -> None:
-    (folder / "pictures").mkdir(parents=True)
+    (folder / "images").mkdir(parents=True)
     images: list[Image] = []
     texts: list[Text] = []
     seen: set[Scene] = set()
@@ -140,7 +140,7 @@ def _write(
             rng = generator(seed, SCENES, key, index)
             id_ = f"{split}-{index:05d}"
             drawing = draw(scene, rng, size)
-            path = f"pictures/{id_}.png"
+            path = f"images/{id_}.png"
             PILImage.fromarray(drawing.pixels).save(folder / path, format="PNG")
             images.append(Image(id_, id_, path, _extra(scene, drawing, f"{split}-{kin}")))
             texts += [Text(f"{id_}#{n}", id_, text, id_) for n, text in enumerate(captions(scene, rng))]

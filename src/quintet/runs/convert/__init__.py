@@ -34,6 +34,9 @@ def convert(
     - `vocab`: the vocabulary it was trained with; without one the run takes token ids, not texts.
     - `options`: replace options of the checkpoint, by the authors' names.
     - `features`: the features of a corpus (a folder under `CORPUS/features`) of the kind it was trained on.
+
+        run = quintet.convert("scan", "model_best.pth.tar", "runs/theirs", vocab="f30k_precomp_vocab.json")
+        run.score(*run.encode_split("corpora/f30k", "test"))
     """
     out = user_path(out)
     original = read_checkpoint(checkpoint)

@@ -129,7 +129,7 @@ NAME, OPERATOR, VALUE, AND = TOKENS
 
 
 def parse_where(text: str) -> Where:
-    """Read a filter; an error points at the place.
+    """Read a filter; an error points at the position.
 
     >>> where = parse_where('kind=image and year>=2023')
     >>> where.matches({"kind": "image", "year": 2024}), where.matches({"kind": "image"})
@@ -141,30 +141,30 @@ def parse_where(text: str) -> Where:
       year => 2023
             ^
     """
-    place, clauses = 0, []
+    position, clauses = 0, []
     while True:
-        name, place = _token(text, place, NAME)
-        sign, place = _token(text, place, OPERATOR)
-        value, place = _token(text, place, VALUE)
+        name, position = _token(text, position, NAME)
+        sign, position = _token(text, position, OPERATOR)
+        value, position = _token(text, position, VALUE)
         bare = value["bare"]
         quoted = value["double"] if value["double"] is not None else value["single"]
         literal = bare if bare is not None else re.sub(r"\\(.)", r"\1", quoted, flags=re.DOTALL)
         clauses.append(Clause(name[0], sign[0], literal, quoted=bare is None))
-        if not text[place:].strip():
+        if not text[position:].strip():
             return Where(tuple(clauses))
-        _, place = _token(text, place, AND)
+        _, position = _token(text, position, AND)
 
 
-def _token(text: str, place: int, expected: str) -> tuple[re.Match[str], int]:
-    while place < len(text) and text[place].isspace():
-        place += 1
-    found = TOKENS[expected].match(text, place)
+def _token(text: str, position: int, expected: str) -> tuple[re.Match[str], int]:
+    while position < len(text) and text[position].isspace():
+        position += 1
+    found = TOKENS[expected].match(text, position)
     if found is None:
-        raise WhereError(_message(text, place, expected))
+        raise WhereError(_message(text, position, expected))
     return found, found.end()
 
 
-def _message(text: str, place: int, expected: str) -> str:
-    start = max(0, place - 60)  # a filter may be very long; its neighbourhood tells enough
-    shown = re.sub(r"\s", " ", text[start : place + 60])
-    return f"filter: expected {expected} at character {place + 1}\n  {shown}\n  {' ' * (place - start)}^"
+def _message(text: str, position: int, expected: str) -> str:
+    start = max(0, position - 60)  # a filter may be very long; its neighbourhood tells enough
+    shown = re.sub(r"\s", " ", text[start : position + 60])
+    return f"filter: expected {expected} at character {position + 1}\n  {shown}\n  {' ' * (position - start)}^"

@@ -7,7 +7,7 @@ import { fileName, make } from "./make.js";
 const SVG = "http://www.w3.org/2000/svg";
 const get = (id) => document.getElementById(id);
 const dialog = get("detail");
-let place = 0;
+let position = 0;
 let query = null;
 let explaining = null;
 let loadMore = async () => {};
@@ -23,38 +23,38 @@ export function open(number, asked) {
 export function listen(similar, more) {
   loadMore = more;
   get("close").addEventListener("click", () => dialog.close());
-  get("previous").addEventListener("click", () => show(place - 1));
+  get("previous").addEventListener("click", () => show(position - 1));
   get("next").addEventListener("click", () => forward());
   get("similar").addEventListener("click", () => {
-    const { item } = grid.hit(place);
+    const { item } = grid.hit(position);
     dialog.close();
     similar(item);
   });
   dialog.addEventListener("close", () => {
     explaining?.abort();
-    grid.focus(place);
+    grid.focus(position);
   });
   dialog.addEventListener("click", (event) => {
     if (event.target === dialog) dialog.close(); // the backdrop
   });
   dialog.addEventListener("keydown", (event) => {
-    if (event.key === "ArrowLeft" && place > 0) show(place - 1);
+    if (event.key === "ArrowLeft" && position > 0) show(position - 1);
     if (event.key === "ArrowRight") forward();
   });
 }
 
 async function forward() {
-  if (place + 1 >= grid.size()) await loadMore();
-  if (dialog.open && place + 1 < grid.size()) show(place + 1);
+  if (position + 1 >= grid.size()) await loadMore();
+  if (dialog.open && position + 1 < grid.size()) show(position + 1);
 }
 
 function show(number) {
-  place = number;
-  const { item, score } = grid.hit(place);
+  position = number;
+  const { item, score } = grid.hit(position);
   const isText = item.kind === "text";
   get("detail-name").textContent = isText ? "A text" : fileName(item);
-  get("place").textContent = `Result ${place + 1}, score ${score.toFixed(3)}`;
-  get("previous").disabled = place === 0;
+  get("position").textContent = `Result ${position + 1}, score ${score.toFixed(3)}`;
+  get("previous").disabled = position === 0;
   get("detail-facts").replaceChildren(...facts(item));
   get("detail-text").hidden = !isText;
   get("detail-text").textContent = item.text ?? "";

@@ -8,7 +8,7 @@ const hits = [];
 const seen = new Set();
 
 export const size = () => hits.length;
-export const hit = (place) => hits[place];
+export const hit = (position) => hits[position];
 
 export function clear() {
   hits.length = 0;
@@ -38,23 +38,23 @@ export function add(more) {
   }
 }
 
-export function focus(place) {
+export function focus(position) {
   const cards = list.querySelectorAll(".card");
-  const wanted = cards[Math.max(0, Math.min(place, cards.length - 1))];
+  const wanted = cards[Math.max(0, Math.min(position, cards.length - 1))];
   if (!wanted) return;
   for (const other of list.querySelectorAll('.card[tabindex="0"]')) other.tabIndex = -1;
   wanted.tabIndex = 0;
   wanted.focus();
 }
 
-function card(found, place) {
+function card(found, position) {
   const { item, score } = found;
   const shown = score.toFixed(3);
   const words = item.kind === "text" ? item.text : fileName(item);
-  const caption = make("span", { className: "caption" }, make("b", {}, String(place + 1)), make("span", { className: "file" }, item.kind === "text" ? "" : words), make("span", { className: "score" }, shown));
-  const button = make("button", { type: "button", className: "card", tabIndex: place === 0 ? 0 : -1 }, item.kind === "text" ? make("span", { className: "said" }, words) : photo(item), caption);
-  button.setAttribute("aria-label", `${place + 1}. ${words}, score ${shown}`);
-  button.dataset.place = place;
+  const caption = make("span", { className: "caption" }, make("b", {}, String(position + 1)), make("span", { className: "file" }, item.kind === "text" ? "" : words), make("span", { className: "score" }, shown));
+  const button = make("button", { type: "button", className: "card", tabIndex: position === 0 ? 0 : -1 }, item.kind === "text" ? make("span", { className: "said" }, words) : photo(item), caption);
+  button.setAttribute("aria-label", `${position + 1}. ${words}, score ${shown}`);
+  button.dataset.position = position;
   return button;
 }
 
@@ -74,11 +74,11 @@ function step(key) {
   return { ArrowRight: 1, ArrowLeft: -1, ArrowDown: columns, ArrowUp: -columns, Home: -Infinity, End: Infinity }[key];
 }
 
-/** `open(place)` when one is chosen, `leave()` when the keyboard goes up and out. */
+/** `open(position)` when one is chosen, `leave()` when the keyboard goes up and out. */
 export function listen(open, leave) {
   list.addEventListener("click", (event) => {
     const chosen = event.target.closest(".card");
-    if (chosen) open(Number(chosen.dataset.place));
+    if (chosen) open(Number(chosen.dataset.position));
   });
   list.addEventListener("keydown", (event) => {
     const here = event.target.closest(".card");
@@ -87,8 +87,8 @@ export function listen(open, leave) {
     if (event.key === "Escape") return leave();
     if (by === undefined) return;
     event.preventDefault();
-    const place = Number(here.dataset.place) + by;
-    if (place < 0 && event.key === "ArrowUp") leave();
-    else focus(place);
+    const position = Number(here.dataset.position) + by;
+    if (position < 0 && event.key === "ArrowUp") leave();
+    else focus(position);
   });
 }

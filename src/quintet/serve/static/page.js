@@ -14,7 +14,7 @@ const where = get("where");
 const photos = []; // those searched for on this page, so that going back finds them again
 
 let facts = null; // of the index and the server's limits
-let wish = null; // {mode: "text" | "photo" | "similar", ..., kind, where}
+let request = null; // {mode: "text" | "photo" | "similar", ..., kind, where}
 let running = null; // the request under way
 let fetched = 0; // results that came, also those that are not shown twice
 let more = false; // whether there are further results
@@ -27,9 +27,9 @@ const quoted = (words) => `“${words.length > 80 ? `${words.slice(0, 80)}…` :
 // ---- asking
 
 function search(next, { remember = true } = {}) {
-  wish = { kind: chosenKind(), where: where.value.trim() || null, ...next };
-  if (remember) history.pushState(keepable(wish), "", addressOf(wish));
-  document.title = `${nameOf(wish)} – Quintet`;
+  request = { kind: chosenKind(), where: where.value.trim() || null, ...next };
+  if (remember) history.pushState(keepable(request), "", addressOf(request));
+  document.title = `${nameOf(request)} – Quintet`;
   document.body.classList.remove("fresh");
   get("welcome").hidden = true;
   get("trouble").replaceChildren();
@@ -51,7 +51,7 @@ async function load() {
   if (running) return;
   const mine = (running = new AbortController());
   try {
-    const answer = await request(mine.signal);
+    const answer = await send(mine.signal);
     grid.add(answer.hits);
     fetched += answer.hits.length;
     more = answer.more;
@@ -66,28 +66,28 @@ async function load() {
   if (running === null && more && nearEnd()) load();
 }
 
-function request(signal) {
-  const window = { kind: wish.kind, limit: PAGE, offset: fetched, ...(wish.where && { where: wish.where }) };
+function send(signal) {
+  const window = { kind: request.kind, limit: PAGE, offset: fetched, ...(request.where && { where: request.where }) };
   const options = { signal };
   const waiting = () => say("The server is busy; asking again …");
-  if (wish.mode === "text") return post("/api/search", { query: wish.query, ...window }, options, waiting);
-  if (wish.mode === "similar") return ask(`/api/similar?${new URLSearchParams({ id: wish.id, ...window })}`, options, waiting);
-  const upload = { method: "POST", headers: { "Content-Type": wish.file.type || "application/octet-stream" }, body: wish.file };
+  if (request.mode === "text") return post("/api/search", { query: request.query, ...window }, options, waiting);
+  if (request.mode === "similar") return ask(`/api/similar?${new URLSearchParams({ id: request.id, ...window })}`, options, waiting);
+  const upload = { method: "POST", headers: { "Content-Type": request.file.type || "application/octet-stream" }, body: request.file };
   return ask(`/api/search/image?${new URLSearchParams(window)}`, { ...upload, ...options }, waiting);
 }
 
 function report(seconds) {
   const count = grid.size();
-  const things = wish.kind === "text" ? "text" : "photo";
+  const things = request.kind === "text" ? "text" : "photo";
   get("more").hidden = !more;
   if (count === 0) {
     say("");
-    const reason = wish.where ? "Nothing passes the filter." : `There are no ${things}s in this index.`;
+    const reason = request.where ? "Nothing passes the filter." : `There are no ${things}s in this index.`;
     get("trouble").replaceChildren(make("p", {}, reason));
     return;
   }
   const counted = `${more ? "the best " : ""}${count} ${things}${count === 1 ? "" : "s"}`;
-  say(`${nameOf(wish)}: ${counted}, ${seconds < 1 ? `${Math.max(1, Math.round(1000 * seconds))} ms` : `${seconds.toFixed(1)} s`}`);
+  say(`${nameOf(request)}: ${counted}, ${seconds < 1 ? `${Math.max(1, Math.round(1000 * seconds))} ms` : `${seconds.toFixed(1)} s`}`);
 }
 
 async function fail(error) {
@@ -101,7 +101,7 @@ async function fail(error) {
     empty_query: "Nothing to search for",
   };
   const again = make("button", { type: "button", className: "main" }, "Try again");
-  again.addEventListener("click", () => search(wish, { remember: false }));
+  again.addEventListener("click", () => search(request, { remember: false }));
   const mends = ["unreachable", "busy", "too_many_requests", "too_slow", "store_unavailable", "unavailable", "stale_index", "internal"];
   const parts = [make("strong", {}, titles[error.code] ?? "That did not work"), make("p", {}, error.message)];
   get("trouble").replaceChildren(...parts, ...(mends.includes(error.code) ? [again] : []));
@@ -111,7 +111,7 @@ function nearEnd() {
   return document.documentElement.scrollHeight - window.scrollY - window.innerHeight < 900;
 }
 
-// ---- what is shown of the wish, and its address
+// ---- what is shown of the request, and its address
 
 function nameOf({ mode, query, file, name }) {
   if (mode === "text") return quoted(query);
@@ -120,14 +120,14 @@ function nameOf({ mode, query, file, name }) {
 
 function showChip() {
   if (preview) URL.revokeObjectURL(preview);
-  preview = wish.mode === "photo" ? URL.createObjectURL(wish.file) : null;
-  get("chip").hidden = wish.mode === "text";
-  query.value = wish.mode === "text" ? wish.query : "";
-  query.placeholder = wish.mode === "text" ? "Describe a photo" : "";
-  get("chip").querySelector("span").textContent = nameOf(wish);
+  preview = request.mode === "photo" ? URL.createObjectURL(request.file) : null;
+  get("chip").hidden = request.mode === "text";
+  query.value = request.mode === "text" ? request.query : "";
+  query.placeholder = request.mode === "text" ? "Describe a photo" : "";
+  get("chip").querySelector("span").textContent = nameOf(request);
   const image = get("chip").querySelector("img");
-  image.hidden = wish.mode === "similar" && wish.itemKind === "text";
-  image.src = preview ?? (wish.mode === "similar" ? `/api/thumbnail?${new URLSearchParams({ id: wish.id, size: 160 })}` : "");
+  image.hidden = request.mode === "similar" && request.itemKind === "text";
+  image.src = preview ?? (request.mode === "similar" ? `/api/thumbnail?${new URLSearchParams({ id: request.id, size: 160 })}` : "");
 }
 
 function keepable({ file, ...others }) {
@@ -164,7 +164,7 @@ async function fromAddress() {
 
 function welcome() {
   running?.abort();
-  wish = null;
+  request = null;
   more = false;
   grid.clear();
   grid.settle();
@@ -183,7 +183,7 @@ function welcome() {
 function searchByText() {
   const words = query.value.trim();
   if (words) search({ mode: "text", query: words });
-  else if (wish && wish.mode !== "text") search({ ...wish, kind: chosenKind(), where: where.value.trim() || null });
+  else if (request && request.mode !== "text") search({ ...request, kind: chosenKind(), where: where.value.trim() || null });
   else query.focus();
 }
 
@@ -246,7 +246,7 @@ get("more").addEventListener("click", async () => {
   await load();
   grid.focus(from);
 });
-grid.listen((place) => detail.open(place, wish.mode === "text" ? wish.query : null), () => query.focus());
+grid.listen((position) => detail.open(position, request.mode === "text" ? request.query : null), () => query.focus());
 detail.listen(similar, load);
 upload.listen(byPhoto);
 new IntersectionObserver((entries) => {
