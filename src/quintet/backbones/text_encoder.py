@@ -65,7 +65,7 @@ class HuggingFaceText(nn.Module):
         if self.max_length is not None and tokens.shape[1] > self.max_length:
             raise QuintetError(
                 f"a text has {tokens.shape[1]} tokens, the text encoder {self.name} takes {self.max_length}; "
-                "cut texts with data.tokenizer.longest"
+                "cut texts with data.tokenizer.max_length"
             )
         if not len(tokens):
             return torch.zeros((*tokens.shape, self.dim), device=tokens.device)
