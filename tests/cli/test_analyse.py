@@ -52,6 +52,19 @@ def test_chosen_kinds_of_two_runs_as_json(run: Path, tiny_corpus: Path, tmp_path
     assert found["ranks"]["split"] == "dev"
 
 
+def test_ensembles_stand_beside_runs_in_analyses_of_scores(run: Path, tmp_path: Path) -> None:
+    stage = run / "stages" / "online"
+    options = ["--ensemble", f"{run},{stage}", "--what", "ranks,distributions,negatives,curves", "--json"]
+    found = json.loads(call(run, *options, "-o", tmp_path / "out").stdout)
+    names = ["tiny", "tiny + tiny, stage online"]
+    assert list(found["distributions"]["runs"]) == list(found["negatives"]["runs"]) == names
+    assert list(found["ranks"]["cross_retrieval"]["counts"]) == names
+    assert list(found["curves"]["validation"]) == ["tiny"]
+    assert [one["name"] for one in found["ranks"]["provenance"]["runs"]] == ["tiny", "tiny, stage online"]
+    with pytest.raises(QuintetError, match="two or more"):
+        call(run, "--ensemble", run, "-o", tmp_path / "out")
+
+
 def test_mistakes_are_explained_before_anything_is_written(run: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     refused = call(run, "--what", "word", "-o", out)

@@ -193,6 +193,17 @@ def test_agreement_with_people_is_measured_for_each_result(home: Path) -> None:
     assert list(together.human_agreement) == ["good + bad"]
 
 
+def test_ensembles_are_named_with_commas(home: Path) -> None:
+    good, bad = home / "good", home / "bad"
+    found = evaluate_json(good, bad, "--compare", f"{bad},{good}")
+    first, second = found.results.values()
+    assert first["metrics"] == second["metrics"], "the order of the members does not matter"
+    (difference,) = found.comparisons.values()
+    assert difference["rsum"]["difference"] == 0
+    with pytest.raises(QuintetError, match="--compare"):
+        evaluate(good, "--compare", ",")
+
+
 @pytest.mark.usefixtures("folds_of_any_size")
 def test_hard_samples_are_chosen_by_the_run_that_one_compares_with(home: Path) -> None:
     options = ["--hard-samples", "--bootstrap", 0]

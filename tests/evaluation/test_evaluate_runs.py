@@ -80,6 +80,19 @@ def test_several_alone_and_one_against_another(runs: list[Path], corpus: Corpus)
         assert words in shown
 
 
+def test_ensembles_are_compared_with_each_other(runs: list[Path], corpus: Corpus) -> None:
+    both = quintet.evaluate(runs, corpus, bootstrap=0)
+    found = quintet.evaluate([runs[0], runs[0]], corpus, compare=runs, hard_samples=True, bootstrap=0)
+    assert list(found.results) == ["run0 + run0", "run0 + run1"]
+    assert found.results["run0 + run1"].metrics == both.metrics
+    assert found.metrics == quintet.evaluate(runs[0], corpus, bootstrap=0).metrics, "a run with itself is the run"
+    (difference,) = found.comparisons.values()
+    assert list(found.comparisons) == ["run0 + run0 - run0 + run1"]
+    assert difference["rsum"].difference == pytest.approx(found.rsum - both.rsum)
+    assert found.hard_samples is not None
+    assert found.hard_samples["chosen_by"] == "run0 + run1"
+
+
 def test_it_is_saved_with_what_repeats_it(runs: list[Path], corpus: Corpus, tmp_path: Path) -> None:
     found = quintet.evaluate(runs[0], corpus, split="dev", batch_size=5, seed=3, bootstrap=10)
     found.save(tmp_path / "result.json")

@@ -16,10 +16,12 @@ from quintet.cli.options import (
     BlockOption,
     CorpusOption,
     DeviceOption,
+    EnsembleOption,
     JsonOption,
     RunArgument,
     TestSplitOption,
     complete_run,
+    ensembles,
     one_of,
     split_names,
 )
@@ -41,6 +43,7 @@ def analyse_command(
             autocompletion=complete_run,
         ),
     ] = None,
+    ensemble: EnsembleOption = None,
     corpus: CorpusOption = None,
     split: TestSplitOption = None,
     what: Annotated[
@@ -84,12 +87,16 @@ def analyse_command(
 
     `quintet analyse runs/full --compare runs/rank-only --what distributions,words -o analysis/both`
 
+    `quintet analyse runs/scan --ensemble runs/scan,runs/bfan --what ranks,distributions -o analysis/together`
+
     Each analysis writes KIND.json and its figures to the folder. An analysis that does not apply to a run is left out,
     unless `--what` names it.
     """
     from quintet.runs.run_folder import check_run, default_corpus, default_split
 
-    every = [run, *(compare or [])]
+    single = [run, *(compare or [])]
+    teams = ensembles(ensemble)
+    every = [*single, *dict.fromkeys(each for team in teams for each in team if each not in single)]
     for each in every:
         check_run(each)
 
@@ -99,7 +106,7 @@ def analyse_command(
     chosen = split or default_split(every, where.splits)
     where.split(chosen)
 
-    from quintet.report.analysis import Options, analyse, open_subjects
+    from quintet.report.analysis import Ensemble, Options, analyse, open_subjects
     from quintet.runs.devices import pick_device
 
     kinds = split_names(what) if what else None
@@ -107,8 +114,10 @@ def analyse_command(
     torch_device = pick_device(device)
     with Console(stderr=True, quiet=as_json).status("opening") as status:
         subjects = open_subjects(every, where, chosen, device=torch_device, batch_size=batch_size)
+        opened = dict(zip(every, subjects, strict=True))
+        together = [Ensemble([opened[each] for each in team]) for team in teams]
         found = analyse(
-            subjects,
+            [*subjects[: len(single)], *together],
             out,
             kinds,
             options=options,

@@ -22,6 +22,7 @@ from quintet.cli.options import (
     TestSplitOption,
     complete_run,
     one_of,
+    run_list,
 )
 from quintet.cli.progress import work_bar
 from quintet.cli.terminal import print_json
@@ -47,10 +48,10 @@ def evaluate_command(
         typer.Option("--ensemble/--separate", help="Several runs: evaluate the mean of their scores, or each alone."),
     ] = True,
     compare: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
-            metavar="RUN",
-            help="Test whether the results of this run differ, query by query.",
+            metavar="RUN[,RUN]",
+            help="Test whether the results of this run, or of the ensemble of these runs, differ, query by query.",
             autocompletion=complete_run,
         ),
     ] = None,
@@ -90,7 +91,7 @@ def evaluate_command(
     `quintet evaluate runs/a runs/b` evaluates their ensemble; with `--separate`, each of them.
 
     `quintet evaluate runs/a --compare runs/b` also tests whether they differ; with `--hard-samples`, it evaluates both
-    on queries that resemble all of their negatives, or none.
+    on queries that resemble all of their negatives, or none. `--compare runs/b,runs/c` compares with an ensemble.
 
     Recalls and mAP@R are in per cent. Ranks start from 1; a negative whose score ties with a positive is ranked first.
     """
@@ -98,7 +99,10 @@ def evaluate_command(
 
     if ranks is not None and not ensemble and len(runs) > 1:
         raise QuintetError("--ranks writes one file: evaluate the runs of --separate one at a time, or as an ensemble")
-    every = [*runs, *([compare] if compare else [])]
+    others = run_list(compare) if compare is not None else []
+    if compare is not None and not others:
+        raise QuintetError("--compare takes a run, or the runs of an ensemble with commas between them")
+    every = [*runs, *others]
     for run in every:
         check_run(run)
 
@@ -116,7 +120,7 @@ def evaluate_command(
             split=split,
             protocol=protocol,
             ensemble=ensemble,
-            compare=compare,
+            compare=others or None,
             hard_samples=hard_samples,
             expert_annotations=expert_annotations,
             bootstrap=bootstrap,

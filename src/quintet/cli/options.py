@@ -121,6 +121,24 @@ def split_names(text: str) -> list[str]:
     return [name for name in re.split(r"[,\s]+", text) if name]
 
 
+def run_list(text: str) -> list[Path]:
+    """The runs of an ensemble: paths with commas between them. A path that exists is one run, commas and all.
+
+    >>> [str(path) for path in run_list("runs/a, runs/b")]
+    ['runs/a', 'runs/b']
+    """
+    whole = Path(text)
+    return [whole] if whole.exists() else [Path(part.strip()) for part in text.split(",") if part.strip()]
+
+
+def ensembles(texts: list[str] | None) -> list[list[Path]]:
+    """The runs of each `--ensemble`."""
+    teams = [run_list(text) for text in texts or []]
+    if any(len(team) < 2 for team in teams):
+        raise QuintetError("--ensemble takes two or more runs separated by commas, as in --ensemble runs/a,runs/b")
+    return teams
+
+
 def one_of(kind: str, names: tuple[str, ...], *, several: bool = False) -> dict[str, Any]:
     """Arguments of a `typer.Option` that takes one of the names (`several`: some, with commas): check and completion.
 
@@ -200,6 +218,14 @@ RunsArgument = Annotated[
         help="Run folders, stages of runs (RUN/stages/NAME), or names of runs that come with Quintet.",
         show_default=False,
         autocompletion=complete_run,
+    ),
+]
+EnsembleOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--ensemble",
+        metavar="RUN,RUN",
+        help="Runs as one ensemble (the mean of their scores), besides each alone; may be repeated.",
     ),
 ]
 CorpusOption = Annotated[

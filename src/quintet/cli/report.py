@@ -13,22 +13,17 @@ from quintet.cli.options import (
     BlockOption,
     BootstrapOption,
     DeviceOption,
+    EnsembleOption,
     ExpertAnnotationsOption,
     RunsArgument,
     TestSplitOption,
+    ensembles,
 )
-from quintet.errors import QuintetError
 
 
 def report_command(
     runs: RunsArgument,
-    ensemble: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="RUN,RUN",
-            help="Runs to evaluate as one ensemble, besides each alone; may be repeated.",
-        ),
-    ] = None,
+    ensemble: EnsembleOption = None,
     corpus: Annotated[
         Path | None,
         typer.Option(metavar="CORPUS", help="Corpus folder; default: the one the first run was trained on."),
@@ -83,9 +78,7 @@ def report_command(
     """
     from quintet.runs.run_folder import check_run, default_corpus, default_split
 
-    teams = [[Path(part.strip()) for part in text.split(",") if part.strip()] for text in ensemble or []]
-    if any(len(team) < 2 for team in teams):
-        raise QuintetError("--ensemble takes two or more runs separated by commas, as in --ensemble runs/a,runs/b")
+    teams = ensembles(ensemble)
     every = list(dict.fromkeys([*runs, *(run for team in teams for run in team)]))
     for run in every:
         check_run(run)

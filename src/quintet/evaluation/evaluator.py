@@ -102,7 +102,7 @@ def evaluate(
     split: str | Split | None = None,
     protocol: str = "full",
     ensemble: bool = True,
-    compare: Run | Path | str | None = None,
+    compare: Run | Path | str | Sequence[Run | Path | str] | None = None,
     hard_samples: bool = False,
     expert_annotations: Path | str | None = None,
     bootstrap: int = 1_000,
@@ -126,7 +126,7 @@ def evaluate(
     - `split`: by default the one that the runs' recipes test on (`data.test`), and "test" for runs without a recipe.
     - `protocol`: "full", "5fold" (COCO 1K), "5k" (COCO 5K) or "identity" (CUHK-PEDES). Those of COCO refuse a split
       of any other size than 5,000 images.
-    - `compare`: another run. The paired test of both is in `comparisons`.
+    - `compare`: another run, or several as an ensemble. The paired test of both is in `comparisons`.
     - `hard_samples`: also R@1 on hard and on infrequent queries, chosen by the last run, which is that of `compare`.
     - `expert_annotations`: Flickr8k's ExpertAnnotations.txt; also measures the agreement with people.
     - `bootstrap`: resamples behind the 95 % intervals (0: none), drawn with `seed`.
@@ -136,9 +136,10 @@ def evaluate(
     """
     chosen_protocol = find_protocol(protocol)
     given = [runs] if isinstance(runs, Run | str | Path) else list(runs)
+    others = [] if compare is None else [compare] if isinstance(compare, Run | str | Path) else list(compare)
     if not given:
         raise QuintetError("there is no run to evaluate")
-    opened = [as_run(run, device=device) for run in [*given, *([] if compare is None else [compare])]]
+    opened = [as_run(run, device=device) for run in [*given, *others]]
     target = opened[0].device
     for run in opened:
         run.to(target)
@@ -158,7 +159,7 @@ def evaluate(
             members.append(Member.encode(run, whole, chosen, batch_size=batch_size, progress=tell))
     mine = members[: len(given)]
     teams = [mine] if ensemble else [[member] for member in mine]
-    teams += [] if compare is None else [members[-1:]]
+    teams += [members[len(given) :]] if others else []
     measured = [evaluate_members(team, chosen, chosen_protocol.name, block, bootstrap, seed, target) for team in teams]
     results = named_results(measured)
     named = dict(zip(results, teams, strict=True))
@@ -173,7 +174,7 @@ def evaluate(
     return Evaluation(
         **{field.name: getattr(first, field.name) for field in fields(Result)},
         results=results,
-        comparisons={} if compare is None else _comparisons(results, seed),
+        comparisons=_comparisons(results, seed) if others else {},
         human_agreement=found_people,
         hard_samples=_hard_samples(results, named, chosen, target) if hard_samples else None,
         facts={
@@ -201,7 +202,7 @@ def named_results(results: Sequence[Result]) -> dict[str, Result]:
 def _comparisons(results: Mapping[str, Result], seed: int) -> dict[str, dict[str, Difference]]:
     """Every result against the last one."""
     *others, last = results
-    (name,) = results[last].members
+    name = " + ".join(results[last].members)
     return {
         f"{label} - {name}": paired_test(results[label].ranks, results[last].ranks, PAIRED_RESAMPLES, seed)
         for label in others

@@ -11,7 +11,7 @@ import pytest
 
 from quintet.data.corpus import Split
 from quintet.data.negatives import NegativeLists, draw_offline
-from quintet.report.analysis import Options, Subject, analyse
+from quintet.report.analysis import Ensemble, Options, Subject, analyse, hard_negatives
 from quintet.report.analysis.hard_negatives import (
     _random_batches,
     chance_of_top,
@@ -95,6 +95,74 @@ def test_measured_ranks_equal_plain_loops_with_several_texts_a_group() -> None:
         assert found[direction].tolist() == expected[direction]
     with pytest.raises(ValueError, match="cannot be drawn"):
         measure_online_ranks(scores, image_groups, text_groups, 9, batches=1, rng=rng)
+
+
+@pytest.mark.parametrize("block", [1, 3, 7, 100])
+def test_ranks_do_not_depend_on_the_blocks(block: int) -> None:
+    rng = np.random.default_rng(3)
+    image_groups, text_groups = np.arange(9) // 2, rng.permutation(np.arange(20) % 5)
+    scores = rng.integers(0, 6, (9, 20)).astype(np.float32)  # with ties
+    settings = {"batches": 12, "block": block}
+    found = measure_online_ranks(scores, image_groups, text_groups, 5, rng=np.random.default_rng(4), **settings)
+    drawn = list(_random_batches(image_groups, text_groups, 5, 12, np.random.default_rng(4)))
+    dense = {
+        "i2t": np.concatenate([dense_ranks(scores, image_groups, text_groups, *batch) for batch in drawn]),
+        "t2i": np.concatenate([dense_ranks(scores.T, text_groups, image_groups, *batch[::-1]) for batch in drawn]),
+    }
+    for direction, ranks in dense.items():
+        np.testing.assert_array_equal(found[direction], ranks)
+
+
+def dense_ranks(
+    matrix: np.ndarray, own: np.ndarray, other: np.ndarray, anchors: np.ndarray, candidates: np.ndarray
+) -> np.ndarray:
+    """The twin on a whole matrix."""
+    wrong = own[anchors][:, None] != other[candidates][None, :]
+    hardest = np.where(wrong, matrix[np.ix_(anchors, candidates)], -np.inf).max(axis=1)
+    anchors, hardest = anchors[wrong.any(axis=1)], hardest[wrong.any(axis=1)]
+    better = matrix[anchors] > hardest[:, None]
+    return (better & (own[anchors][:, None] != other[None, :])).sum(axis=1) + 1
+
+
+class Watched:
+    """A source that says how much was taken and scored at once."""
+
+    def __init__(self, matrix: np.ndarray) -> None:
+        self.matrix, self.largest = matrix, 0
+
+    def take(self, side: str, rows: np.ndarray) -> np.ndarray:
+        self.largest = max(self.largest, len(rows))
+        return rows
+
+    def score(self, images: np.ndarray, texts: np.ndarray) -> np.ndarray:
+        self.largest = max(self.largest, len(images) * len(texts))
+        return self.matrix[np.ix_(images, texts)]
+
+
+def test_the_memory_does_not_grow_with_the_split() -> None:
+    sizes = []
+    for groups in (40, 400):
+        source = Watched(np.random.default_rng(0).random((groups, groups)))
+        rows = np.arange(groups)
+        measure_online_ranks(source, rows, rows, 8, batches=4, rng=np.random.default_rng(1), block=16)
+        sizes.append(source.largest)
+    assert sizes == [16 * 16, 16 * 16]
+
+
+def test_a_split_whose_codes_are_not_kept_has_the_same_ranks(
+    subjects: list[Subject], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    team = [*subjects, Ensemble(subjects)]
+    options = Options(batch_size=4, batches=9, block=64)
+    kept = analyse(team, tmp_path, ["negatives"], options=options)["negatives"]
+    monkeypatch.setattr(hard_negatives, "KEPT_SCORES", 0)
+    monkeypatch.setattr(Subject, "member", property(lambda subject: pytest.fail("the whole split was encoded")))
+    assert analyse(team, tmp_path, ["negatives"], options=options)["negatives"]["runs"] == kept["runs"]
+    scores = np.mean([one.run.score(*one.run.encode_split(one.corpus, one.split)).numpy() for one in subjects], axis=0)
+    groups = subjects[0].split.image_groups, subjects[0].split.text_groups
+    dense = measure_online_ranks(scores, *groups, 4, batches=9, rng=np.random.default_rng(0))
+    for way, ranks in dense.items():
+        assert kept["runs"][team[-1].label][way]["mean_rank"] == pytest.approx(ranks.mean())
 
 
 def test_top_share_ignores_padding_and_short_lists() -> None:

@@ -44,6 +44,7 @@ ANALYSES = Registry(
         "timing": _HERE + "loss_timing:timing",
     },
 )
+OF_SCORES = ("distributions", "ranks", "negatives")  # what is analysed of ensembles, too
 ONLY_ON_REQUEST = ("timing",)  # a benchmark: nothing else should run on the machine
 FORMAT, VERSION = "quintet-analysis", 1
 
@@ -100,14 +101,40 @@ class Subject:
         return Member(self.run.matcher, *codes, name=self.label)
 
     @property
+    def members(self) -> list[Member]:
+        return [self.member]
+
+    @property
+    def parts(self) -> list[Subject]:
+        return [self]
+
+    @property
     def image_codes(self) -> Codes:
         return self.member.image_codes
 
     @cached_property
     def ranks(self) -> Ranks:
         """Every query ranked against the whole split."""
-        scores = member_scores([self.member], self.device)
+        scores = member_scores(self.members, self.device)
         return count_ranks(scores, self.split.image_groups, self.split.text_groups, whole_tiles(BLOCK))
+
+
+class Ensemble(Subject):
+    """Runs whose scores are averaged, as one subject of the analyses in `OF_SCORES`. `run` is that of the first."""
+
+    def __init__(self, parts: Sequence[Subject]) -> None:
+        first = parts[0]
+        name = " + ".join(one.label for one in parts)
+        super().__init__(first.run, first.corpus, first.split, name=name, batch_size=first.batch_size)
+        self._parts = list(parts)
+
+    @property
+    def members(self) -> list[Member]:
+        return [one.member for one in self._parts]
+
+    @property
+    def parts(self) -> list[Subject]:
+        return self._parts
 
 
 def open_subjects(
@@ -159,7 +186,8 @@ def analyse(
         if progress is not None:
             progress(kind)
         try:
-            finding = make(subjects, options or Options())
+            fitting = [one for one in subjects if kind in OF_SCORES or not isinstance(one, Ensemble)]
+            finding = make(fitting, options or Options())
         except QuintetError as error:
             if kinds:
                 raise
@@ -186,7 +214,12 @@ def _write(
         **finding.numbers,
         "figures": figures,
         "provenance": provenance()
-        | {"runs": [{"name": one.label, "weights_sha256": one.run.weights_checksum} for one in subjects]},
+        | {"runs": [{"name": one.label, "weights_sha256": one.run.weights_checksum} for one in _runs(subjects)]},
     }
     write_json(out / f"{kind}.json", content)
     return content
+
+
+def _runs(subjects: Sequence[Subject]) -> list[Subject]:
+    """The runs that are analysed, alone or in an ensemble, each once."""
+    return list(dict.fromkeys(part for one in subjects for part in one.parts))

@@ -207,7 +207,7 @@ def distributions(subjects: Sequence[Subject], options: Options) -> Finding:
     """Score distributions of positive and negative pairs, and the overlap S (Dual-Path, Eq. 10)."""
     found = {
         subject.label: split_similarities(
-            [subject.member], subject.split, bins=options.bins, block=options.block, device=subject.device
+            subject.members, subject.split, bins=options.bins, block=options.block, device=subject.device
         )
         for subject in subjects
     }

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike
 
+from quintet.codes import Codes
 from quintet.data.corpus import Split, rows_by_group
 from quintet.data.negatives import NegativeLists, OfflineRows, draw_offline
 from quintet.data.sampling import epoch_batches
-from quintet.errors import QuintetError, RunError
-from quintet.evaluation.scoring import member_scores
+from quintet.errors import RunError
+from quintet.evaluation.scoring import Member, member_scores
 from quintet.report.analysis import Finding, Options, Subject
 from quintet.report.figures import DIRECTION_NAMES, draw_rank_histogram
 from quintet.training.inputs import TrainingData, open_data
@@ -27,7 +29,8 @@ from quintet.training.recipe_models import Recipe, StageRecipe
 
 TOPS = (10, 100)  # k of the shares in `negatives`
 MINED_TOPS = (1, 10, 100)  # k of the shares in `mined`
-MOST_SCORES = 2**27  # of a whole score matrix: 512 MiB in float32
+KEPT_SCORES = 2**27  # pairs of a split whose codes are kept
+Side = Literal["images", "texts"]
 
 
 # Numbers
@@ -66,27 +69,56 @@ def _check(candidates: int, batch_size: int) -> None:
         raise ValueError(f"a batch of {batch_size} pairs cannot be made from {candidates} negatives and one positive")
 
 
+class ScoreSource(Protocol):
+    """Scores of any images with any texts of a split."""
+
+    def take(self, side: Side, rows: np.ndarray) -> Any:
+        """What is kept of some images or texts while they are compared."""
+
+    def score(self, images: Any, texts: Any) -> np.ndarray:
+        """(n_images, n_texts) scores of two things that were taken."""
+
+
+class MatrixScores:
+    """A whole score matrix (n_images, n_texts)."""
+
+    def __init__(self, matrix: ArrayLike) -> None:
+        self.matrix = np.asarray(matrix)
+
+    def take(self, side: Side, rows: np.ndarray) -> np.ndarray:
+        return rows
+
+    def score(self, images: np.ndarray, texts: np.ndarray) -> np.ndarray:
+        return self.matrix[np.ix_(images, texts)]
+
+
 def measure_online_ranks(
-    scores: ArrayLike,
+    scores: ScoreSource | ArrayLike,
     image_groups: ArrayLike,
     text_groups: ArrayLike,
     batch_size: int,
     *,
     batches: int,
     rng: np.random.Generator,
+    block: int = 1024,
 ) -> dict[str, np.ndarray]:
-    """The ranks of the hardest negatives of random batches under a whole score matrix (n_images, n_texts).
+    """The ranks of the hardest negatives of random batches. `scores`: a matrix (n_images, n_texts), or where to ask.
 
     `i2t`: the rank of the hardest negative text of each image among all its negative texts; `t2i`: likewise for texts.
     An anchor without a negative in its batch is left out. The means and shares of these ranks are the measured
     counterparts of `expected_online_rank` and `chance_of_top`.
+
+    Only the anchors of the batches are ranked, `block` of them against `block` candidates at a time, so the memory does
+    not grow with the split.
     """
-    matrix, image_groups, text_groups = (np.asarray(values) for values in (scores, image_groups, text_groups))
-    found: dict[str, list[np.ndarray]] = {"i2t": [], "t2i": []}
-    for images, texts in _random_batches(image_groups, text_groups, batch_size, batches, rng):
-        found["i2t"].append(_hardest_ranks(matrix, image_groups, text_groups, images, texts))
-        found["t2i"].append(_hardest_ranks(matrix.T, text_groups, image_groups, texts, images))
-    return {direction: np.concatenate(parts) for direction, parts in found.items()}
+    source: ScoreSource = scores if hasattr(scores, "score") else MatrixScores(scores)  # type: ignore[assignment]
+    image_groups, text_groups = np.asarray(image_groups), np.asarray(text_groups)
+    drawn = list(_random_batches(image_groups, text_groups, batch_size, batches, rng))
+    turned = [(texts, images) for images, texts in drawn]
+    return {
+        "i2t": _hardest_ranks(source, "images", image_groups, text_groups, drawn, block),
+        "t2i": _hardest_ranks(source, "texts", text_groups, image_groups, turned, block),
+    }
 
 
 def measure_top_share(
@@ -165,13 +197,38 @@ def _random_batches(
 
 
 def _hardest_ranks(
-    matrix: np.ndarray, own: np.ndarray, other: np.ndarray, anchors: np.ndarray, candidates: np.ndarray
+    source: ScoreSource,
+    side: Side,
+    own: np.ndarray,
+    other: np.ndarray,
+    drawn: Sequence[tuple[np.ndarray, np.ndarray]],
+    block: int,
 ) -> np.ndarray:
-    """(m,): the rank of the hardest negative of each anchor that has one among `candidates`."""
-    wrong = own[anchors][:, None] != other[candidates][None, :]  # (B, B)
-    hardest = np.where(wrong, matrix[np.ix_(anchors, candidates)], -np.inf).max(axis=1)
-    has = wrong.any(axis=1)
-    return _ranks(matrix, own, other, anchors[has], hardest[has])
+    """(m,): the rank of the hardest negative of each anchor (of `side`) that has one in its batch."""
+    against: Side = "texts" if side == "images" else "images"
+
+    def score(anchors: Any, candidates: Any) -> np.ndarray:
+        return source.score(anchors, candidates) if side == "images" else source.score(candidates, anchors).T
+
+    found = []
+    for anchors, candidates in drawn:
+        wrong = own[anchors][:, None] != other[candidates][None, :]  # (B, B)
+        values = np.where(wrong, score(source.take(side, anchors), source.take(against, candidates)), -np.inf)
+        best, has = values.argmax(axis=1), wrong.any(axis=1)
+        found.append((anchors[has], candidates[best][has], values.max(axis=1)[has]))
+    anchors, hardest, limits = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    parts = [slice(start, start + block) for start in range(0, len(anchors), block)]
+    taken = [source.take(side, anchors[part]) for part in parts]
+    ranks = np.ones(len(anchors), np.int64)
+    for start in range(0, len(other), block):
+        rows = np.arange(start, min(start + block, len(other)))
+        candidates = source.take(against, rows)
+        for part, kept in zip(parts, taken, strict=True):
+            better = score(kept, candidates) > limits[part, None]  # (anchors, candidates)
+            better &= own[anchors[part]][:, None] != other[rows][None, :]
+            better &= hardest[part][:, None] != rows[None, :]  # scored again, its last bit may differ
+            ranks[part] += better.sum(axis=1)
+    return ranks
 
 
 def _ranks(
@@ -199,11 +256,6 @@ def negatives(subjects: Sequence[Subject], options: Options) -> Finding:
     """
     split = subjects[0].split
     size = min(options.batch_size, len(split.texts))
-    if len(split.images) * len(split.texts) > MOST_SCORES:
-        raise QuintetError(
-            f"ranks of online negatives need the whole score matrix, which is too large for split {split.name!r} "
-            f"({len(split.images)} images, {len(split.texts)} texts); choose a smaller split"
-        )
     candidates = {
         "i2t": _mean_negatives(split.image_groups, split.text_groups),
         "t2i": _mean_negatives(split.text_groups, split.image_groups),
@@ -231,12 +283,39 @@ def _mean_negatives(own: np.ndarray, other: np.ndarray) -> int:
     return round(len(other) - float(sizes[own].mean()))
 
 
+class _RunScores:
+    """Scores of a run or an ensemble. The codes of a large split are made when they are needed, and not kept."""
+
+    def __init__(self, subject: Subject) -> None:
+        self.subject, split = subject, subject.split
+        self.small = len(split.images) * len(split.texts) <= KEPT_SCORES
+
+    def take(self, side: Side, rows: np.ndarray) -> list[Codes]:
+        return [self._codes(part, side, rows) for part in self.subject.parts]
+
+    def _codes(self, part: Subject, side: Side, rows: np.ndarray) -> Codes:
+        if self.small:
+            member = part.member
+            return (member.image_codes if side == "images" else member.text_codes)[torch.from_numpy(rows)]
+        run, split = part.run, part.split
+        if side == "images":
+            images = [split.images[row] for row in rows]
+            return run.encode_images(run.image_batches(part.corpus, images, part.batch_size), keep="cpu")
+        return run.encode_texts(run.text_batches([split.texts[row] for row in rows], part.batch_size), keep="cpu")
+
+    def score(self, images: list[Codes], texts: list[Codes]) -> np.ndarray:
+        pairs = zip(self.subject.parts, images, texts, strict=True)
+        members = [Member(part.run.matcher, own, other) for part, own, other in pairs]
+        whole = slice(0, len(images[0])), slice(0, len(texts[0]))
+        return member_scores(members, self.subject.device)(*whole).cpu().numpy()
+
+
 def _measure(subject: Subject, size: int, options: Options) -> dict[str, np.ndarray]:
-    split = subject.split
-    score_block = member_scores([subject.member], subject.device)
-    scores = score_block(slice(0, len(split.images)), slice(0, len(split.texts))).cpu().numpy()
+    groups = subject.split.image_groups, subject.split.text_groups
     rng = np.random.default_rng(options.seed)
-    return measure_online_ranks(scores, split.image_groups, split.text_groups, size, batches=options.batches, rng=rng)
+    return measure_online_ranks(
+        _RunScores(subject), *groups, size, batches=options.batches, rng=rng, block=options.block
+    )
 
 
 def _summary(found: np.ndarray) -> dict[str, Any]:
