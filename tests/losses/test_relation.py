@@ -208,6 +208,14 @@ def test_ablations() -> None:
         "regularisation": 1 / TOTAL,
         "without_candidates": 0.0,
     }, "what Eq. 14 has in brackets is left out"
+    kept = objective(consistency="initial", regularisation=0.0, warmup_steps=1)
+    assert {name: term.weight for name, term in terms_of(kept, Progress(0, 1)).items()} == {
+        "initial": 1.0,
+        "enhanced": 1.0,
+        "without_candidates": 0.0,
+    }, "as the released code with cross_loss 0"
+    with pytest.raises(ValueError, match="consistency"):
+        objective(consistency="enhanced")
     for relations in ("inter", "intra"):
         assert terms_of(objective(relations=relations))["enhanced"].values.isfinite().all()
 

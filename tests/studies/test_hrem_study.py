@@ -37,6 +37,7 @@ def test_table_3() -> None:
     assert hierarchical.columns == ("i2t_r1", "i2t_r5", "t2i_r1", "t2i_r5")
     assert [row.label for row in instance.rows] == [
         *("w/o connection matrix A", "w/o relevance matrix S", "w/o consistency L_cross"),
+        "w/o consistency L_cross, L(v, u) kept",
         *("w/o regularisation L_reg", "w/o neighbour batches", "HREM"),
     ]
     assert recipe_of(study, "without-fragments").matcher.arguments["text_relation"] is False
@@ -44,6 +45,9 @@ def test_table_3() -> None:
     assert relation(study, "without-connection")["neighbours"] == 1
     assert relation(study, "without-relevance")["relevance_weight"] == 0
     assert relation(study, "without-consistency")["consistency"] is False
+    assert relation(study, "without-cross-loss")["consistency"] == "initial"
+    readings = [row.published for row in instance.rows[2:4]]
+    assert readings[0] == readings[1] != (), "the paper's one row stands beside both"
     assert recipe_of(study, "without-neighbours").stages[0].batches.kind == "random"
     for variant in study.variants:
         OBJECTIVES.create("relation", embed_dim=8, **relation(study, variant.key) | {"sampling_dim": 8})
@@ -53,7 +57,7 @@ def test_what_a_recipe_lacks_already_is_not_trained_again() -> None:
     study = build_study(
         "hrem", load_recipe("hrem-fusion-scenes", ["stages.online.batches.kind=random"]), ablations=True
     )
-    assert study.tables[2].rows[4].variant == HREM
+    assert study.tables[2].rows[5].variant == HREM
     assert "without-neighbours" not in [variant.key for variant in study.variants]
 
 

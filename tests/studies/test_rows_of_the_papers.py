@@ -43,6 +43,7 @@ HREM = {
     "w/o connection matrix A": {f"{RELATION}.neighbours": 1},
     "w/o relevance matrix S": {f"{RELATION}.relevance_weight": 0, f"{RELATION}.regularisation": 0},
     "w/o consistency L_cross": {f"{RELATION}.consistency": False},
+    "w/o consistency L_cross, L(v, u) kept": {f"{RELATION}.consistency": "initial"},
     "w/o regularisation L_reg": {f"{RELATION}.regularisation": 0},
     "w/o neighbour batches": {"stages.0.batches.kind": "random"},
 }

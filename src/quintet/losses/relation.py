@@ -328,8 +328,9 @@ class RelationObjective(nn.Module):
     `warmup_steps: 8000`.
 
     Ablations: `relations` "both", "inter", "intra" or "none"; `neighbours: 1` connects everything;
-    `relevance_weight: 0` leaves relevance out; `consistency: false` leaves out the brackets of Eq. 14, so that after
-    the warm-up L(v', u') trains alone (L(v, u) is still logged).
+    `relevance_weight: 0` leaves relevance out. `consistency: false` leaves out the brackets of Eq. 14, so that after the
+    warm-up L(v', u') trains alone (L(v, u) is still logged); `consistency: initial` leaves out L(v', u) and L(v, u') only,
+    as the released code with `cross_loss 0`.
 
     Several processes: the graph spans the global batch, and every process returns the values of its own anchors.
     """
@@ -351,7 +352,7 @@ class RelationObjective(nn.Module):
         detach_fragments: bool = False,
         count_padding: bool = False,
         relations: Relations | str = "both",
-        consistency: bool = True,
+        consistency: bool | Literal["initial"] = True,
         regularisation: float = 1.0,
         margin: float = 0.2,
         nearest: float = 0.5,
@@ -364,6 +365,8 @@ class RelationObjective(nn.Module):
         super().__init__()
         if matching not in ("dot", "cosine", "scan"):
             raise ValueError(f"matching is 'dot', 'cosine' or 'scan', not {matching!r}")
+        if consistency not in (True, False, "initial"):
+            raise ValueError(f"consistency is true, false or 'initial', not {consistency!r}")
         self.graph: AssociationGraphBuilder | None = None
         if relations != "none":
             self.graph = AssociationGraphBuilder(top, neighbours, sigma, distance)
@@ -406,7 +409,7 @@ class RelationObjective(nn.Module):
         enhanced = self.interaction(images, texts, graph.bias(self.relevance_weight))
         images_, texts_ = (F.normalize(nodes, dim=1) for nodes in enhanced)  # (N, d) twice
         compared = {"enhanced": (images_, texts_)}
-        if self.consistency:
+        if self.consistency is True:
             compared |= {"enhanced_images": (images_, texts), "enhanced_texts": (images, texts_)}
         costs = {name: self._cost(step, *pair, random) for name, pair in compared.items()}
         named = {name: Term(values, self.weight) for name, (values, _) in costs.items()}
