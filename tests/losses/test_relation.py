@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import os
 import socket
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from quintet.losses.distance_weighted import sampled_triplet
 from quintet.losses.relation import RelationObjective, create_interaction, match_fragments
 from quintet.losses.step import Progress, Step
 from quintet.models.hrem import HREM, build_hrem
-from quintet.models.vse import build_vse
+from quintet.models.vse import VSE, build_vse
 
 TEXTS = [[1, 5, 6, 2], [1, 7, 2], [1, 2], [1, 8, 9, 4, 2], [1, 3, 5, 2], [1, 9, 2]]
 GROUPS = torch.tensor([0, 1, 2, 2, 3, 4])  # two captions of image 2
@@ -51,13 +53,30 @@ def objective(**options: Any) -> RelationObjective:
     return RelationObjective(8, **{"dropout": 0.0, "top": 4, "matching": "cosine", "farthest": None} | options)
 
 
-def terms_of(module: RelationObjective, progress: Progress | None = None, model: HREM | None = None) -> dict[str, Any]:
+def terms_of(
+    module: RelationObjective, progress: Progress | None = None, model: HREM | VSE | None = None
+) -> dict[str, Any]:
     torch.manual_seed(2)
     return module(Step(model or matcher(), batch(), progress or Progress()))
 
 
-@pytest.mark.parametrize("mechanism", ["fusion", "standalone"])
-def test_terms_are_made_of_their_pieces(mechanism: str) -> None:
+def vse(**options: Any) -> VSE:
+    torch.manual_seed(0)
+    sizes = {"image_dim": 7, "vocabulary_size": 12, "embed_dim": 8, "word_dim": 5}
+    return build_vse(**sizes, keep_fragments=True, **options).train()
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "matcher"),
+    [
+        ("fusion", matcher),
+        ("standalone", matcher),
+        ("fusion", vse),
+        ("fusion", partial(vse, pooling="gpo", text_pooling="gpo", bidirectional=True, projection="mlp")),
+    ],
+    ids=["hrem fusion", "hrem standalone", "vse++", "gpo"],
+)
+def test_terms_are_made_of_their_pieces(mechanism: str, matcher: Callable[[], HREM | VSE]) -> None:
     """Eq. 14 and Eq. 11 put together by hand, with the draws that the objective makes."""
     model, module = matcher(), objective(mechanism=mechanism, relevance_weight=1.3, regularisation=2.0, sampling_dim=16)
     found = terms_of(module, model=model)
@@ -225,6 +244,8 @@ def test_unusable_matchers_and_settings_are_named() -> None:
     with pytest.raises(RecipeError, match="keeps none in training"):
         objective()(Step(plain, batch(), Progress()))
     assert "initial" in objective(relations="none")(Step(plain, batch(), Progress()))
+    with pytest.raises(RecipeError, match="keep_fragments=true"):
+        objective()(Step(plain, batch(), Progress()))
     with pytest.raises(ValueError, match="'dot', 'cosine' or 'scan'"):
         objective(matching="bilinear")
 

@@ -46,6 +46,28 @@ def embedding(codes: Any) -> Tensor:
     return codes.embedding
 
 
+@EVERY_OPTION
+def test_fragments_are_kept_in_training_and_pool_to_the_same_vectors(options: dict[str, Any]) -> None:
+    kept, plain = matcher(keep_fragments=True, **options), matcher(**options)
+    assert kept.eval().encode_images(images()).fragments is None
+    for module in (kept, plain):
+        module.train()
+    found, expected = kept.encode_images(images()), plain.encode_images(images())
+    torch.testing.assert_close(embedding(found), embedding(expected))
+    assert expected.fragments is None
+    assert torch.equal(found.real(), MASK)
+    pooled = kept.image_encoder.pooling(found.fragments, MASK)
+    torch.testing.assert_close(pooled / pooled.norm(dim=1, keepdim=True), embedding(found))
+    words = kept.encode_texts(TEXTS)
+    torch.testing.assert_close(embedding(words), embedding(plain.encode_texts(TEXTS)))
+    assert words.real().sum(dim=1).tolist() == TEXTS.lengths.tolist()
+    assert words.fragments is not None
+    if options["text_pooling"] == "last" and not options["bidirectional"]:
+        for row, length in enumerate(TEXTS.lengths.tolist()):
+            last = words.fragments[row, length - 1]
+            torch.testing.assert_close(last / last.norm(), embedding(words)[row])
+
+
 def test_the_defaults_are_vse_plus_plus() -> None:
     model = matcher()
     codes = model.encode_images(images())

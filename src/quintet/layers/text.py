@@ -145,6 +145,14 @@ class LastStateGRU(_WordGRU):
         final = gru_final(self.rnn, self.dropout(self.embed(tokens)), lengths)  # (directions, n, d)
         return final.mean(dim=0)  # (n, d)
 
+    def with_words(self, tokens: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The same (n, d), the state at every word (n, L, d), mean of the directions, and their mask (n, L)."""
+        mask = torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]  # (n, L)
+        states = gru_states(self.rnn, self.dropout(self.embed(tokens)), lengths)  # (n, L, d or 2 d)
+        ways = states.split(self.dim, dim=-1)
+        ends = [ways[0][torch.arange(len(tokens), device=tokens.device), lengths - 1], *(way[:, 0] for way in ways[1:])]
+        return torch.stack(ends).mean(dim=0), torch.stack(ways).mean(dim=0), mask
+
 
 def word_embedding(vocabulary_size: int, word_dim: int, initial: Tensor | None = None) -> nn.Embedding:
     """A trainable table, uniform(-0.1, 0.1) or a copy of `initial`. The padding row is trained like the others."""

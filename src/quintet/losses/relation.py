@@ -312,7 +312,8 @@ def create_interaction(
 class RelationObjective(nn.Module):
     """Matching losses of initial and relation-enhanced embeddings (Eq. 14), and the regularisation of Eq. 11.
 
-    Requirements: a matcher whose Codes have an embedding and, in training, the fragments before pooling (hrem).
+    Requirements: a matcher whose Codes have an embedding and, in training, the fragments before pooling (hrem, or vse++
+    with `keep_fragments: true`).
 
     Terms, one value for each anchor pair, the sum of both directions: `initial` L(v, u); after the warm-up also
     `enhanced` L(v', u'), `enhanced_images` L(v', u), `enhanced_texts` L(v, u') and `regularisation`. For the log, with
@@ -328,9 +329,9 @@ class RelationObjective(nn.Module):
     `warmup_steps: 8000`.
 
     Ablations: `relations` "both", "inter", "intra" or "none"; `neighbours: 1` connects everything;
-    `relevance_weight: 0` leaves relevance out. `consistency: false` leaves out the brackets of Eq. 14, so that after the
-    warm-up L(v', u') trains alone (L(v, u) is still logged); `consistency: initial` leaves out L(v', u) and L(v, u') only,
-    as the released code with `cross_loss 0`.
+    `relevance_weight: 0` leaves relevance out. `consistency: false` leaves out the brackets of Eq. 14: after the
+    warm-up L(v', u') trains alone (L(v, u) is still logged). `consistency: initial` leaves out L(v', u) and L(v, u')
+    only, as the released code with `cross_loss 0`.
 
     Several processes: the graph spans the global batch, and every process returns the values of its own anchors.
     """
@@ -449,7 +450,7 @@ class RelationObjective(nn.Module):
 
 def _embedding(codes: Codes) -> Tensor:
     if codes.embedding is None:
-        raise RecipeError("the relation loss needs a matcher with one vector an item; use it with hrem")
+        raise RecipeError("the relation loss needs a matcher with one vector an item; use it with hrem or vse++")
     return widen(codes.embedding).contiguous()
 
 
@@ -457,6 +458,6 @@ def _with_fragments(codes: Codes) -> Codes:
     if codes.fragments is None:
         raise RecipeError(
             "the relation loss reads fragments before pooling, and this matcher keeps none in training; "
-            "use it with hrem, or set relations: none"
+            "use it with hrem, with vse++ and matcher.keep_fragments=true, or set relations: none"
         )
     return Codes(fragments=widen(codes.fragments), mask=codes.mask)

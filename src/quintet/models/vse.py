@@ -43,15 +43,17 @@ class VSE(nn.Module):
     def __init__(
         self,
         image_encoder: FragmentEncoder | PixelEncoder,
-        text_encoder: nn.Module,
+        text_encoder: LastStateGRU | PooledTextEncoder,
         embed_dim: int,
         image_input: Literal["fragments", "pixels"] = "fragments",
         *,
         normalise_images: bool = True,
         normalise_texts: bool = True,
         absolute: bool = False,
+        keep_fragments: bool = False,
     ) -> None:
         super().__init__()
+        self.keep_fragments = keep_fragments
         self.normalise_images, self.normalise_texts, self.absolute = normalise_images, normalise_texts, absolute
         self.image_encoder = image_encoder
         self.text_encoder = text_encoder
@@ -69,13 +71,22 @@ class VSE(nn.Module):
         if self.image_input == "pixels":
             if images.pixels is None:
                 raise ValueError("this matcher has an image tower and takes pixels, not features")
-            return self._codes(self.image_encoder(images.pixels), self.normalise_images)
+            return self._encode_images(images.pixels)
         if images.fragments is None:
             raise ValueError("this matcher takes features, not pixels; give it a tower, or make features first")
-        return self._codes(self.image_encoder(images.fragments, images.real()), self.normalise_images)
+        return self._encode_images(images.fragments, images.real())
+
+    def _encode_images(self, *inputs: Tensor) -> Codes:
+        if not (self.keep_fragments and self.training):
+            return self._codes(self.image_encoder(*inputs), self.normalise_images)
+        vectors, *fragments = self.image_encoder.with_fragments(*inputs)
+        return self._codes(vectors, self.normalise_images, *fragments)
 
     def encode_texts(self, texts: TextBatch) -> Codes:
-        return self._codes(self.text_encoder(texts.tokens, texts.lengths), self.normalise_texts)
+        if not (self.keep_fragments and self.training):
+            return self._codes(self.text_encoder(texts.tokens, texts.lengths), self.normalise_texts)
+        vectors, *fragments = self.text_encoder.with_words(texts.tokens, texts.lengths)
+        return self._codes(vectors, self.normalise_texts, *fragments)
 
     def score(self, image_codes: Codes, text_codes: Codes) -> Tensor:
         return dot_scores(image_codes, text_codes)
@@ -83,9 +94,9 @@ class VSE(nn.Module):
     def score_pairs(self, image_codes: Codes, text_codes: Codes) -> Tensor:
         return dot_score_pairs(image_codes, text_codes)
 
-    def _codes(self, vectors: Tensor, unit: bool) -> Codes:
+    def _codes(self, vectors: Tensor, unit: bool, fragments: Tensor | None = None, mask: Tensor | None = None) -> Codes:
         vectors = l2norm(widen(vectors), eps=0) if unit else widen(vectors)
-        return Codes(embedding=vectors.abs() if self.absolute else vectors)
+        return Codes(embedding=vectors.abs() if self.absolute else vectors, fragments=fragments, mask=mask)
 
 
 class FragmentEncoder(nn.Module):
@@ -105,7 +116,12 @@ class FragmentEncoder(nn.Module):
         """(n, L, image_dim), (n, L) -> (n, d)."""
         if self.pool_first:
             return self.projection(self.dropout(self.pooling(fragments, mask)))  # (n, image_dim) -> (n, d)
-        return self.pooling(self.projection(self.dropout(fragments), mask), mask)  # (n, L, d) -> (n, d)
+        return self.with_fragments(fragments, mask)[0]
+
+    def with_fragments(self, fragments: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The same (n, d), the projected fragments (n, L, d) and their mask."""
+        projected = self.projection(self.dropout(fragments), mask)  # (n, L, d)
+        return self.pooling(projected, mask), projected, mask
 
 
 class PixelEncoder(nn.Module):
@@ -131,9 +147,15 @@ class PixelEncoder(nn.Module):
 
     def forward(self, pixels: Tensor) -> Tensor:
         """(n, 3, height, width) -> (n, d)."""
+        return self.fragments(*self._cells(pixels))
+
+    def with_fragments(self, pixels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The same (n, d), the projected cells (n, L, d) and their mask."""
+        return self.fragments.with_fragments(*self._cells(pixels))
+
+    def _cells(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
         cells = self.tower(pixels).flatten(2).transpose(1, 2)  # (n, c, h, w) -> (n, h w, c)
-        real = torch.ones(cells.shape[:2], dtype=torch.bool, device=cells.device)
-        return self.fragments(cells, real)
+        return cells, torch.ones(cells.shape[:2], dtype=torch.bool, device=cells.device)
 
 
 class ProjectedWords(nn.Module):
@@ -160,8 +182,12 @@ class PooledTextEncoder(nn.Module):
 
     def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         """(n, L), (n,) -> (n, d)."""
+        return self.with_words(tokens, lengths)[0]
+
+    def with_words(self, tokens: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The same (n, d), the words (n, L, d) and their mask."""
         words, mask = self.words(tokens, lengths)
-        return self.pooling(words, mask)
+        return self.pooling(words, mask), words, mask
 
 
 def build_vse(
@@ -183,6 +209,7 @@ def build_vse(
     normalise_images: bool = True,
     normalise_texts: bool = True,
     absolute: bool = False,
+    keep_fragments: bool = False,
     tower: str | None = None,
     tower_weights: Path | str | None = None,
     tower_pretrained: bool = True,
@@ -196,6 +223,7 @@ def build_vse(
       rate of its own with an optimizer group that matches "matcher.text_encoder.words.encoder.*". `text_config` and
       `text_pretrained=False` make it without reading its weights.
     - `dropout` (not in the papers) is on the image features and on the word vectors of a GRU.
+    - `keep_fragments` keeps regions and words before pooling in the Codes of training, for the loss `relation`.
     - `gru_layers`, `normalise_images` and `normalise_texts` (unit length of the vectors) and `absolute` (their absolute
       values) are for converted checkpoints.
     - `tower_trainable` left out: a pretrained tower stays as it is, one that starts from nothing is trained.
@@ -208,7 +236,7 @@ def build_vse(
         if value not in choices:
             raise RecipeError(f"matcher 'vse++': {argument} cannot be {value!r}; {suggest(str(value), choices)}")
     if text == "gru":
-        text_encoder = _gru(
+        text_encoder: LastStateGRU | PooledTextEncoder = _gru(
             vocabulary_size, word_dim, embed_dim, text_pooling, bidirectional, first_rank, dropout, gru_layers
         )
     elif text_pooling == "last":
@@ -217,11 +245,8 @@ def build_vse(
         settings: dict[str, Any] = {"config": text_config, "pretrained": text_pretrained, "trainable": True}
         words = ProjectedWords(pretrained_text("vse++", text, "'gru'", vocabulary_size, **settings), embed_dim)
         text_encoder = PooledTextEncoder(words, create_pooling(text_pooling, first_rank))
-    vectors: dict[str, Any] = {
-        "normalise_images": normalise_images,
-        "normalise_texts": normalise_texts,
-        "absolute": absolute,
-    }
+    vectors: dict[str, Any] = {"normalise_images": normalise_images, "normalise_texts": normalise_texts}
+    vectors |= {"absolute": absolute, "keep_fragments": keep_fragments}
     if tower is None:
         if image_dim is None:
             raise RecipeError("matcher 'vse++' needs image_dim (the channels of the features) or a tower (for pixels)")
@@ -246,7 +271,7 @@ def _gru(
     first_rank: int,
     dropout: float,
     layers: int,
-) -> nn.Module:
+) -> LastStateGRU | PooledTextEncoder:
     if pooling == "last":
         return LastStateGRU(vocabulary_size, word_dim, dim, bidirectional, dropout=dropout, layers=layers)
     words = BiGRUEncoder(vocabulary_size, word_dim, dim, bidirectional, dropout=dropout, layers=layers)
