@@ -7,10 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from quintet.data.corpus import Corpus
 from quintet.errors import RecipeError
-from quintet.files import read_json
+from quintet.evaluation import retrieval_metrics
+from quintet.files import read_json, read_jsonl
 from quintet.losses import OBJECTIVES
 from quintet.mining import mine as mining
+from quintet.runs.run import load
 from quintet.studies.expand import build_study
 from quintet.studies.runner import Settings, run_study
 from quintet.studies.variants import Row, Study
@@ -42,7 +45,8 @@ def keys(study: Study) -> list[str]:
 
 
 def test_options_are_those_of_its_file(two_rounds: Recipe) -> None:
-    assert build_study("aoq", two_rounds, timing=True).extras[0].key == "timing"
+    assert [extra.key for extra in build_study("aoq", two_rounds).extras] == ["training_curves", "cross_retrieval"]
+    assert build_study("aoq", two_rounds, timing=True).extras[-1].key == "timing"
     with pytest.raises(RecipeError, match=r"'tops'.*'top'"):
         build_study("aoq", two_rounds, tops=[200])
 
@@ -208,6 +212,108 @@ def test_a_whole_study(two_rounds: Recipe, tmp_path: Path, monkeypatch: pytest.M
     assert minings == []
     assert again["variants"] == summary["variants"]
     assert again["extras"] == summary["extras"]
+
+
+def test_draws_from_both_distributions_and_an_own_alpha_and_beta(two_rounds: Recipe) -> None:
+    study = build_study("aoq", two_rounds, draws=True, ablations=True, own_alpha=[0.2, 0.4], own_beta=[1.0])
+    normal, uniform = (recipe_of(study, key).stages[0] for key in ("normal", "adap-off-quin"))
+    assert normal.negatives is not None
+    assert uniform.negatives is not None
+    assert (normal.negatives.distribution, uniform.negatives.distribution) == ("normal", "uniform")
+    assert normal.loss == uniform.loss
+    tables = {table.title.split(" (")[0]: table for table in study.tables}
+    draws = tables["Uniform and normal draws of offline negatives"]
+    assert [(row.variant, row.label) for row in draws.rows] == [
+        ("adap-off-quin", "VSE++ (uniform draws)"),
+        ("normal", "VSE++ (normal draws)"),
+    ]
+    own = tables["Alpha and beta of w/o OfflineAdap, which the paper adjusts on the validation split"]
+    assert own.validation
+    names = [row.variant for row in own.rows]
+    assert names == ["without-offline-adap", *(f"without-offline-adap-beta1-alpha{a:g}" for a in (0.2, 0.4))]
+    assert names == [row.variant for row in study.tables[1].rows if "w/o OfflineAdap" in row.label]
+    loss = recipe_of(study, names[1]).stages[0].loss["quintuplet"]
+    assert (loss["variant"], loss["alpha"], loss["beta"]) == ("without_offline_adaptation", 0.2, 1.0)
+    one = build_study("aoq", two_rounds, ablations=True, own_beta=[2.0])
+    assert "without-offline-adap-beta2-alpha0.4" in keys(one), "alpha stays the recipe's"
+
+
+def test_ensembles_of_seeds_and_of_two_recipes(two_rounds: Recipe, tmp_path: Path) -> None:
+    wider = two_rounds.model_copy(update={"matcher": two_rounds.matcher.model_copy(update={"embed_dim": 12})})
+    study = build_study("aoq", two_rounds, ensembles=True, partner=wider)
+    assert study.variant("both-off-tri").members == ("off-tri", "partner-off-tri")
+    assert study.variant("seeds-online").members == ("online",)
+    second = recipe_of(study, "partner-off-quin")
+    assert second.matcher.arguments["embed_dim"] == 12
+    assert second.stages[0].negatives is not None
+    assert second.stages[0].negatives.source == "@partner-online", "a second model mines with its own first round"
+    summary = run_study(study, tmp_path, QUICK)
+    assert {run["status"] for variant in summary["variants"].values() for run in variant["runs"]} == {"trained"}
+    corpus = Corpus.open(two_rounds.data.corpus or "")
+    split = corpus.split("test")
+
+    def mean_metrics(*names: str) -> dict[str, float]:
+        runs = [load(tmp_path / "runs" / name, device="cpu") for name in names]
+        scores = sum(run.score(*run.encode_split(corpus, "test")) for run in runs) / len(runs)
+        return retrieval_metrics(scores, split.image_groups, split.text_groups)
+
+    def measured(key: str) -> list[dict[str, float]]:
+        return [run["protocols"]["full"]["metrics"] for run in summary["variants"][key]["runs"]]
+
+    expected = [mean_metrics(f"online-seed{seed}", f"partner-online-seed{seed}") for seed in (0, 1)]
+    for found, wanted in zip(measured("both-online"), expected, strict=True):
+        assert found == pytest.approx(wanted)
+    (two_seeds,) = measured("seeds-off-tri")
+    assert two_seeds == pytest.approx(mean_metrics("off-tri-seed0", "off-tri-seed1"))
+    text = (tmp_path / "tables.md").read_text(encoding="utf-8")
+    for label in ("VSE++, two seeds", "VSE++ + AdapOffQuin, both models", "VSE++ + OffTri, second model"):
+        assert f"| {label} " in text
+    assert "ensembles (the mean" in text
+
+
+def test_one_seed_makes_no_ensemble_and_says_so(two_rounds: Recipe, tmp_path: Path) -> None:
+    study = build_study("aoq", two_rounds, ensembles=True)
+    summary = run_study(study, tmp_path, Settings(seeds=(3,), device="cpu", bootstrap=0, resamples=50))
+    (run,) = summary["variants"]["seeds-online"]["runs"]
+    assert (run["status"], run["reason"]) == ("skipped", "the ensemble needs a second seed")
+    assert "needs a second seed" in (tmp_path / "tables.md").read_text(encoding="utf-8")
+
+
+def test_figures_and_the_epochs_that_pass_the_baseline(two_rounds: Recipe, tmp_path: Path) -> None:
+    study = build_study("aoq", two_rounds)
+    summary = run_study(study, tmp_path, QUICK)
+    extras = summary["extras"]
+    assert extras["training_curves"]["figures"] == ["figures/training-curves.svg"]
+    assert extras["cross_retrieval"]["figures"] == ["figures/cross-retrieval.svg"]
+    drawn = (tmp_path / "figures" / "training-curves.svg").read_text(encoding="utf-8")
+    for label in ("VSE++ + OffTri", "text to image R@1", "Figure 4"):
+        assert label in drawn
+    rows = extras["training_curves"]["rows"]
+    assert [row["label"] for row in rows] == ["VSE++ + OffTri", "VSE++ + OffQuin", "VSE++ + AdapOffQuin"]
+    for row, key in zip(rows, MAIN[1:], strict=True):
+        for metric in ("t2i_r1", "i2t_r1"):
+            expected = []
+            for seed in (0, 1):
+                own, base = (validations(tmp_path / "runs" / f"{one}-seed{seed}", metric) for one in (key, "online"))
+                above = [number for number, value in enumerate(own, 1) if value > max(base)]
+                expected.append(str(above[0]) if above else "never")
+            assert row[metric] == ", ".join(expected)
+    counts = extras["cross_retrieval"]["rows"]
+    assert [row["label"] for row in counts] == [variant.label for variant in study.variants]
+    assert {sum(value for name, value in row.items() if name != "label") for row in counts} == {12}, (
+        "pairs of the split"
+    )
+    text = (tmp_path / "tables.md").read_text(encoding="utf-8")
+    assert "passes the best of VSE++ (Figure 4)" in text
+    assert "(figures/cross-retrieval.svg)" in text
+    (tmp_path / "figures" / "cross-retrieval.svg").unlink()
+    run_study(study, tmp_path, QUICK)
+    assert (tmp_path / "figures" / "cross-retrieval.svg").is_file(), "a figure that is gone is drawn again"
+
+
+def validations(run: Path, metric: str) -> list[float]:
+    (log,) = run.glob("stages/*/log.jsonl")
+    return [row[metric] for row in read_jsonl(log) if row["kind"] == "validation"]
 
 
 def test_ablations_run_and_lists_of_another_length_are_mined_anew(two_rounds: Recipe, tmp_path: Path) -> None:

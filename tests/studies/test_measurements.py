@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ def measure(
     opened = Corpus.open(corpus)
     options: dict[str, Any] = {"device": "cpu", "block": 1024, "bootstrap": bootstrap, "facts": {"seed": 7}}
     options["measures"] = measures
-    return measure_run(run, opened, opened.split("test"), protocols, run.parent / "results", **options)
+    return measure_run(run.name, [run], opened, opened.split("test"), protocols, run.parent / "results", **options)
 
 
 @pytest.mark.usefixtures("folds_of_any_size")
@@ -57,8 +58,8 @@ def test_what_holds_is_kept_and_what_does_not_is_measured_again(run: Path, tiny_
 def test_further_measures_stand_among_the_metrics_and_are_made_once(run: Path, tiny_corpus: Path) -> None:
     calls = []
 
-    def half_the_texts(member: Member, split: Split) -> float:
-        calls.append(len(member.image_codes))
+    def half_the_texts(members: Sequence[Member], split: Split) -> float:
+        calls.append(len(members[0].image_codes))
         return len(split.texts) / 2
 
     plain = measure(run, tiny_corpus, "full")["full"].content()["metrics"]

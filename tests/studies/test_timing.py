@@ -61,7 +61,7 @@ def test_study_and_analysis_time_the_same_losses_with_everything_that_trains(
     recipe = parse_recipe(tiny_recipe)
     train_recipe(recipe, tmp_path / "run", device="cpu")
     study = build_study("aoq", recipe, timing=True)
-    (extra,) = study.extras
+    (extra,) = (extra for extra in study.extras if extra.key == "timing")
     recipes = {key: parse_recipe(study.variant(key).content(0)) for key in extra.labels}
     extra.measure(Trained(dict.fromkeys(recipes, tmp_path / "run"), recipes, extra.labels, "cpu"))
     of_study = [found for _, found in terms]

@@ -108,6 +108,8 @@ def test_every_entry_has_its_place_and_is_about_a_recipe() -> None:
         ("aoq-scan-scenes", "stages.offline.loss.quintuplet.beta", 15),
         ("aoq-vsrn-coco", "stages.offline.negatives.top_images", 300),
         ("scan-i2t-lse-coco", "matcher.lambda_lse", 6),
+        ("aoq-scan-i2t-teacher-f30k", "matcher.lambda_softmax", 9),
+        ("aoq-bfan-prob-coco", "matcher.focal", "equal"),
         ("mmca-f30k", "stages.online.loss.triplet.warmup_epochs", 1),
         ("hrem-standalone-scenes", "stages.online.loss.relation.mechanism", "fusion"),
     ],

@@ -111,7 +111,9 @@ def command_of(study: StudyFile) -> Any:
         options = {name: values.pop(name) for name in study.options}
         numbers = {"int": int, "float": float}
         for name, option in study.options.items():
-            if option.kind != "flag":
+            if option.kind == "recipe" and options[name] is not None:
+                options[name] = _base(study, options[name], None, values["corpus"], values["overrides"] or [])
+            elif option.kind in numbers:
                 options[name] = _numbers(_flag(name, option.flag), options[name], numbers[option.kind])
         _train(study, options, **values)
 
@@ -126,6 +128,18 @@ def command_of(study: StudyFile) -> Any:
         if option.kind == "flag":
             kind: Any = Annotated[bool, typer.Option(flag, help=option.help, rich_help_panel=_PANEL)]
             default = False
+        elif option.kind == "recipe":
+            kind = Annotated[
+                str | None,
+                typer.Option(
+                    flag,
+                    metavar=option.metavar,
+                    help=option.help,
+                    rich_help_panel=_PANEL,
+                    autocompletion=complete_recipe,
+                ),
+            ]
+            default = None
         else:
             metavar = f"{option.metavar}..."
             kind = Annotated[str | None, typer.Option(flag, metavar=metavar, help=option.help, rich_help_panel=_PANEL)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import itertools
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -27,7 +28,7 @@ from quintet.studies.study_file import (
     VariantSpec,
     load_study,
 )
-from quintet.studies.variants import Column, Extra, Layout, Row, Study, Variant
+from quintet.studies.variants import Column, Extra, Layout, Row, Study, Variant, renamed
 from quintet.training.recipe import list_recipes, parse_recipe, set_field
 from quintet.training.recipe_models import Recipe
 from quintet.training.rounds import ROUNDS, Stages
@@ -100,7 +101,7 @@ class _Expansion:
     def study(self) -> Study:
         list(self._rows(RowSpec(variant=self.file.base), marks=True))
         tables = tuple(filter(None, map(self._table, self.file.tables)))
-        extras = tuple(self._extra(key, spec) for key, spec in self.file.extras.items() if spec.when in self.options)
+        extras = tuple(self._extra(key, spec) for key, spec in self.file.extras.items() if self._wanted(spec.when))
         reference = [self.file.reference] if isinstance(self.file.reference, str) else self.file.reference
         return Study(
             self.file.name,
@@ -159,7 +160,7 @@ class _Expansion:
                 labels[row.variant] = given.format_map(self.facts)
         columns = tuple(Column(column.key, column.heading, column.form) for column in spec.columns)
         measure = _known("measurement", key, EXTRAS)
-        return Extra(key, spec.title, columns, labels, measure, spec.row, spec.published)
+        return Extra(key, spec.title.format_map(self.facts), columns, labels, measure, spec.row, spec.published)
 
     def _rows(self, row: RowSpec, marks: bool, printed: tuple[str, ...] = ()) -> Iterator[Row]:
         """The lines of a table for a variant of the file, which there may be several of.
@@ -169,6 +170,9 @@ class _Expansion:
         spec = self.file.variants[row.variant]
         if spec.when is not None and spec.when not in self.options:
             return
+        if spec.ensemble:
+            yield from self._ensemble(row, spec, printed)
+            return
         for content in self._contents(row.variant, spec):
             facts = _Facts(self, content)
             label = (row.label or spec.label).format_map(facts)
@@ -177,6 +181,16 @@ class _Expansion:
             named = self.file.names.format(label=spec.label.format_map(facts), marks=spec.marks)
             names = (label, named) if row.published is None else (row.published.format_map(facts),)
             yield Row(key, label, shown, counterparts(printed, *names))
+
+    def _ensemble(self, row: RowSpec, spec: VariantSpec, printed: tuple[str, ...]) -> Iterator[Row]:
+        """The line of an ensemble, where all of its members are trained."""
+        members = [found for name in spec.ensemble for found in self._rows(RowSpec(variant=name), marks=False)]
+        if len(members) == len(spec.ensemble):
+            label = (row.label or spec.label).format_map(self.facts)
+            variant = Variant(row.variant, spec.label.format_map(self.facts), {}, tuple(one.variant for one in members))
+            self.variants.setdefault(row.variant, variant)
+            names = (label if row.published is None else row.published.format_map(self.facts),)
+            yield Row(row.variant, label, row.marks or (), counterparts(printed, *names))
 
     def _variant(self, name: str, spec: VariantSpec, content: Content, facts: _Facts) -> str:
         """The key of the variant with this recipe: a new one, or one that comes to the same."""
@@ -200,9 +214,12 @@ class _Expansion:
 
     def _contents(self, name: str, spec: VariantSpec) -> Iterator[Content]:
         """The recipes of a variant: one, or one for each value of the option that it sweeps."""
-        content = copy.deepcopy(self.content)
+        source = self if spec.recipe is None else _Expansion(self.file, self.options[spec.recipe], {})
+        content = copy.deepcopy(source.content)
         if spec.round is not None:
-            content["stages"] = copy.deepcopy(self.rounds[spec.round - 1])
+            content["stages"] = copy.deepcopy(source.rounds[spec.round - 1])
+        if spec.recipe is not None:
+            content = renamed(content, f"{spec.recipe}-")
         if spec.losses is not None:
             for stage in content["stages"]:
                 stage["loss"] = {loss: self._arguments(stage, loss) for loss in spec.losses}
@@ -222,12 +239,18 @@ class _Expansion:
         if spec.sweep is None:
             yield content
             return
-        own = _Facts(self, content)[spec.sweep]
-        values = self._values(spec.sweep)
-        for value in sorted({*values, own}) if spec.own_value else values:
+        names = (spec.sweep,) if isinstance(spec.sweep, str) else spec.sweep
+        facts = _Facts(self, content)
+        if not any(name in self.options for name in names):
+            return
+        own = {name: facts[name] for name in names}
+        given = {name: self._values(name) or [own[name]] for name in names}
+        choices = (sorted({*given[name], own[name]}) if spec.own_value else given[name] for name in names)
+        for values in itertools.product(*choices):
             changed = copy.deepcopy(content)
-            if value != own:
-                self._change(changed, spec.sweep, value)
+            for name, value in zip(names, values, strict=True):
+                if value != own[name]:
+                    self._change(changed, name, value)
             yield changed
 
     def _arguments(self, stage: dict[str, Any], loss: str) -> dict[str, Any]:

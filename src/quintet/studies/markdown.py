@@ -52,10 +52,16 @@ def _preamble(summary: dict[str, Any]) -> str:
         if len(seeds) > 1
         else f"One seed ({seeds[0]}), so no spread is known."
     )
+    together = any(variant.get("ensemble") for variant in summary["variants"].values())
+    models = (
+        "Single models, and ensembles (the mean of the scores of two) where a table says so"
+        if together
+        else ("Single models")
+    )
     return (
         f"Base recipe {summary['base']}; corpus {summary['corpus']}, split {summary['split']}: {summary['images']:,} "
         f"images, {summary['texts']:,} texts.\n"
-        f"Single models, each at its best validation epoch; recalls in per cent.\n{spread}"
+        f"{models}, each at its best validation epoch; recalls in per cent.\n{spread}"
     )
 
 
@@ -176,7 +182,8 @@ def _extra(extra: dict[str, Any]) -> str:
         for printed in published:
             cells = [printed["values"].get(column["key"], "") for column in columns[1:]]
             rows.append([f"published: {printed['place']}", *(str(cell) for cell in cells)])
-    return markdown_table([column["heading"] for column in columns], rows)
+    figures = "".join(f"\n\n![{extra['title']}]({figure})" for figure in extra.get("figures", ()))
+    return markdown_table([column["heading"] for column in columns], rows) + figures
 
 
 def _notes(summary: dict[str, Any]) -> Iterator[str]:

@@ -14,15 +14,26 @@ from typing import Any
 from quintet.data.corpus import Corpus, Split, split_checksum
 from quintet.errors import QuintetError
 from quintet.evaluation.evaluator import evaluate_members
-from quintet.evaluation.result import write_result
+from quintet.evaluation.result import load_ranks, write_result
 from quintet.evaluation.scoring import Member, member_scores
 from quintet.evaluation.special_samples import negative_means, special_samples
 from quintet.files import read_json, read_jsonl
+from quintet.report.analysis.cross_retrieval import cross_retrieval_histogram, draw_rank_intervals
 from quintet.report.analysis.distributions import split_similarities
 from quintet.report.analysis.loss_timing import time_stages
-from quintet.report.analysis.training_curves import term_curves
+from quintet.report.analysis.training_curves import (
+    METRICS,
+    Curve,
+    draw_curves,
+    epoch_curves,
+    first_epoch_above,
+    term_curves,
+)
 from quintet.runs.run import Run, load
 from quintet.studies.variants import Measure, Trained
+from quintet.training.recipe_models import Recipe
+
+CURVES = ("t2i_r1", "i2t_r1")
 
 
 @dataclass(frozen=True)
@@ -37,7 +48,8 @@ class Measurement:
 
 
 def measure_run(
-    folder: Path,
+    name: str,
+    folders: Sequence[Path],
     corpus: Corpus,
     split: Split,
     protocols: Sequence[str],
@@ -49,31 +61,31 @@ def measure_run(
     facts: Mapping[str, Any],
     measures: Sequence[Measure] = (),
 ) -> dict[str, Measurement]:
-    """The run's measurement under each protocol; `facts` are written into the result files.
+    """The measurement of a run, or of the ensemble of several, under each protocol; `facts` go into the result files.
 
     `measures` are computed on the whole split and added to the metrics of every protocol.
     """
-    run = load(folder, device=device)
-    found = {name: Measurement(*_paths(results, folder.name, name)) for name in protocols}
-    missing = [name for name in protocols if not _still_holds(found[name], run, split, bootstrap, measures)]
+    runs = [load(folder, device=device) for folder in folders]
+    found = {protocol: Measurement(*_paths(results, name, protocol)) for protocol in protocols}
+    missing = [one for one in protocols if not _still_holds(found[one], runs, split, bootstrap, measures)]
     if not missing:
         return found
     began = time.monotonic()
-    member = Member.encode(run, corpus, split)
+    members = [Member.encode(run, corpus, split) for run in runs]
     encoding = time.monotonic() - began
-    more = {measure.name: measure.of(member, split) for measure in measures}
-    for name in missing:
+    more = {measure.name: measure.of(members, split) for measure in measures}
+    for protocol in missing:
         began = time.monotonic()
-        result = evaluate_members([member], split, name, block, bootstrap, device=device)
+        result = evaluate_members(members, split, protocol, block, bootstrap, device=device)
         seconds = {
-            "training": training_seconds(folder),
+            "training": round(sum(map(training_seconds, folders)), 3),
             "encoding": round(encoding, 3),
             "ranking": round(time.monotonic() - began, 3),
         }
-        result.save_ranks(found[name].ranks)
-        runs = [{"name": run.name, "weights_sha256": run.weights_checksum}]
+        result.save_ranks(found[protocol].ranks)
+        named = [{"name": run.name, "weights_sha256": run.weights_checksum} for run in runs]
         result = replace(result, metrics=result.metrics | more)
-        write_result(found[name].result, result, corpus=corpus.name, runs=runs, seconds=seconds, **facts)
+        write_result(found[protocol].result, result, corpus=corpus.name, runs=named, seconds=seconds, **facts)
     return found
 
 
@@ -87,22 +99,24 @@ def _paths(results: Path, run: str, protocol: str) -> tuple[Path, Path]:
     return results / f"{run}.{protocol}.json", results / f"{run}.{protocol}.npz"
 
 
-def _still_holds(measurement: Measurement, run: Run, split: Split, bootstrap: int, measures: Sequence[Measure]) -> bool:
+def _still_holds(
+    measurement: Measurement, runs: Sequence[Run], split: Split, bootstrap: int, measures: Sequence[Measure]
+) -> bool:
     """Whether there is a result of these weights on these pairs."""
     if not (measurement.result.is_file() and measurement.ranks.is_file()):
         return False
     content = measurement.content()
     return (
-        content["provenance"]["runs"][0]["weights_sha256"] == run.weights_checksum
+        [made["weights_sha256"] for made in content["provenance"]["runs"]] == [run.weights_checksum for run in runs]
         and content["split_checksum"] == split_checksum(split)
         and content["settings"]["bootstrap"] == bootstrap
         and all(measure.name in content["metrics"] for measure in measures)
     )
 
 
-def _overlap(member: Member, split: Split) -> float:
+def _overlap(members: Sequence[Member], split: Split) -> float:
     """The indicator S of Dual-Path's Eq. 10."""
-    return split_similarities([member], split).overlap
+    return split_similarities(members, split).overlap
 
 
 def timing(trained: Trained, repeats: int = 20) -> list[dict[str, Any]]:
@@ -151,6 +165,48 @@ def loss_curves(trained: Trained) -> list[dict[str, Any]]:
     ]
 
 
+def training_curves(trained: Trained) -> list[dict[str, Any]]:
+    """After how many epochs each variant passes the best R@1 of the first on the validation split; AOQ's Figure 4.
+
+    The curves and epochs are those of the last stage; the numbers are those of the seeds, in order.
+    """
+    first = next(iter(trained.labels))
+    panels: dict[str, dict[str, Any]] = {METRICS[name]: {} for name in CURVES}
+    for key, folder in trained.folders.items():
+        curve = _last_curve(folder, trained.recipes[key])
+        for name in CURVES:
+            panels[METRICS[name]][trained.labels[key]] = (curve["epoch"], curve[name])
+    title = f"Validation R@1 by epoch (Figure 4), seed {next(iter(trained.every_seed))}"
+    trained.figures["training-curves"] = lambda: draw_curves(panels, title)
+    rows = []
+    for key in list(trained.labels)[1:]:
+        passed: dict[str, list[str]] = {name: [] for name in CURVES}
+        for folders in trained.every_seed.values():
+            own, other = (_last_curve(folders[one], trained.recipes[one]) for one in (key, first))
+            for name in CURVES:
+                epoch = first_epoch_above(own, name, max(other[name]))
+                passed[name].append("never" if epoch is None else str(epoch))
+        epochs = trained.recipes[key].stages[-1].epochs
+        rows.append({"label": trained.labels[key], "epochs": epochs} | {n: ", ".join(f) for n, f in passed.items()})
+    return rows
+
+
+def _last_curve(folder: Path, recipe: Recipe) -> Curve:
+    return epoch_curves(folder, CURVES)[recipe.stages[-1].name]
+
+
+def cross_retrieval(trained: Trained) -> list[dict[str, Any]]:
+    """How many positive pairs have a cross-retrieval rank in each interval (AOQ supplement, Figure 6)."""
+    ranks = {trained.labels[key]: load_ranks(path) for key, path in trained.ranks.items()}
+    found = cross_retrieval_histogram(ranks)
+    title = f"Cross-retrieval ranks of {found['pairs']:,} positive pairs (Figure 6)"
+    trained.figures["cross-retrieval"] = lambda: draw_rank_intervals(found["intervals"], found["share"], title)
+    return [
+        {"label": label} | dict(zip(found["intervals"], counts, strict=True))
+        for label, counts in found["counts"].items()
+    ]
+
+
 # What a study's file names under `measures`: a number of every run.
 MEASURES = {"S": Measure("S", _overlap, digits=4)}
 # What it names under `extras`: the rows of a table of its own.
@@ -158,4 +214,6 @@ EXTRAS: dict[str, Callable[[Trained], list[dict[str, Any]]]] = {
     "timing": timing,
     "special_samples": special_samples_of,
     "loss_curves": loss_curves,
+    "training_curves": training_curves,
+    "cross_retrieval": cross_retrieval,
 }

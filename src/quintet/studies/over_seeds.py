@@ -144,7 +144,8 @@ def _variant(
             if seed in other
         ]
         overall[name] = over_seeds(list(own.values())) | {"difference": over_seeds(changes)}
-    return {"label": variant.label, "needs": list(variant.needs), "protocols": overall, "runs": runs}
+    facts = {"label": variant.label, "needs": list(variant.needs), "ensemble": bool(variant.members)}
+    return facts | {"protocols": overall, "runs": runs}
 
 
 def _by_seed(runs: list[dict[str, Any]], protocol: str) -> dict[int, Metrics]:

@@ -1,7 +1,8 @@
 """Run a study: every variant under every seed, one run folder each, measured alike and summarised.
 
 OUT/runs/VARIANT-seedN/     the run, and study.json: its recipe, the device, the notes of the training
-OUT/results/                one result file and the ranks behind it per run and protocol
+OUT/results/                one result file and the ranks behind it per run (or ensemble) and protocol
+OUT/figures/                the figures of the paper that belong to the study
 OUT/summary.json            all numbers, from which OUT/tables.md is made
 
 A finished run is never trained again and an unfinished one is resumed: to continue a stopped study, run it again.
@@ -24,6 +25,7 @@ from quintet.errors import QuintetError, RunError
 from quintet.evaluation.result import provenance
 from quintet.evaluation.split_protocols import find_protocol
 from quintet.files import atomic_write, file_checksum, read_json, write_json, write_text
+from quintet.report.figures import save_figure
 from quintet.runs.checkpoint import writing
 from quintet.runs.devices import pick_device
 from quintet.runs.run_folder import is_begun, read_head
@@ -75,12 +77,19 @@ class _Runner:
 
     def run(self) -> dict[str, Any]:
         self._prepare()
-        total = len(self.settings.seeds) * len(self.study.variants)
+        own = [variant for variant in self.study.variants if not variant.members]
+        total = len(self.settings.seeds) * len(own)
         summary: dict[str, Any] = {}
         for seed in self.settings.seeds:
-            for variant in self.study.variants:
+            for variant in own:
                 self.announce(f"{len(self.outcomes) + 1} of {total}: {variant.label}, seed {seed}")
                 self.outcomes[variant.key, seed] = self._one(variant, seed)
+            summary = self._write()
+        together = [variant for variant in self.study.variants if variant.members]
+        for variant in together:
+            self.announce(f"ensembles: {variant.label}")
+            self._ensembles(variant)
+        if together:
             summary = self._write()
         if self.study.extras:
             summary = self._write({extra.key: self._extra(extra) for extra in self.study.extras})
@@ -96,7 +105,7 @@ class _Runner:
         if not self.settings.seeds or len(set(self.settings.seeds)) != len(self.settings.seeds):
             raise QuintetError(f"a study needs different seeds, got {list(self.settings.seeds)}")
         for variant in self.study.variants:
-            for seed in self.settings.seeds:
+            for seed in [] if variant.members else self.settings.seeds:
                 self._check_folder(variant, seed)
         recipe = parse_recipe(self.study.variants[0].content(self.settings.seeds[0]))
         self.data = open_data(recipe, self.display.note)
@@ -143,6 +152,25 @@ class _Runner:
             return self._failed(variant, seed, f"out of memory: {str(error).partition('. ')[0]}")
         notes = tuple(read_json(self.folder(variant.key, seed) / "study.json").get("notes", ()))
         return Outcome(variant.key, seed, "trained", notes=notes, measured=measured)
+
+    def _ensembles(self, variant: Variant) -> None:
+        """Measure the ensembles of a seed's members; of a single member those of each seed and the next one."""
+        seeds = self.settings.seeds
+        alone = len(variant.members) == 1
+        for number, seed in enumerate(seeds[: 1 if alone and len(seeds) == 2 else None]):
+            following = seeds[(number + 1) % len(seeds)]
+            runs = [(key, seed) for key in variant.members] + [(variant.members[0], following)] * alone
+            missing = [f"{key}, seed {of}" for key, of in runs if self.outcomes[key, of].status != "trained"]
+            if alone and following == seed:
+                missing = ["a second seed"]
+            if missing:
+                reason = f"the ensemble needs {', '.join(missing)}"
+                self.outcomes[variant.key, seed] = Outcome(variant.key, seed, "skipped", reason)
+                continue
+            folders = [self.folder(*run) for run in runs]
+            facts = {"study": self.study.name, "variant": variant.key, "seed": seed}
+            measured = self._measured(variant.key, seed, folders, facts)
+            self.outcomes[variant.key, seed] = Outcome(variant.key, seed, "trained", measured=measured)
 
     def _failed(self, variant: Variant, seed: int, reason: str) -> Outcome:
         self.display.note(f"{variant.label}, seed {seed}, failed: {reason}")
@@ -192,10 +220,15 @@ class _Runner:
         record = read_json(self.folder(variant.key, seed) / "study.json")
         facts = {key: record.get(key) for key in ("study", "variant", "seed")}
         facts |= {"trained_on": record.get("device"), "peak_memory_bytes": record.get("peak_memory_bytes")}
+        return self._measured(variant.key, seed, [self.folder(variant.key, seed)], facts)
+
+    def _measured(self, key: str, seed: int, folders: list[Path], facts: dict[str, Any]) -> dict[str, Measurement]:
+        facts = {"trained_on": None, "peak_memory_bytes": None} | facts
 
         def measured(split: Split, protocols: Sequence[str], results: Path) -> dict[str, Measurement]:
             return measure_run(
-                self.folder(variant.key, seed),
+                self.folder(key, seed).name,
+                folders,
                 self.data.corpus,
                 split,
                 protocols,
@@ -216,27 +249,48 @@ class _Runner:
     def _extra(self, extra: Extra) -> dict[str, Any]:
         """The rows of an extra measurement, of the first seed whose runs are there; measured once."""
         recipes = {v.key: v.content(self.settings.seeds[0]) for v in self.study.variants if v.key in extra.needs}
-        asked = {"recipes": recipes, "device": self.device}
+        asked = {"recipes": recipes, "device": self.device, "seeds": list(self.settings.seeds)}
         path = self.out / "results" / f"{extra.key}.json"
-        if path.is_file() and read_json(path)["asked"] == asked:
-            return read_json(path)
+        known = read_json(path) if path.is_file() else None
+        drawn = known is not None and all((self.out / figure).is_file() for figure in known.get("figures", ()))
+        if known is not None and drawn and known["asked"] == asked:
+            return dict(known)
         self.announce(extra.title)
         try:
-            rows = extra.measure(self._trained(extra))
+            trained = self._trained(extra)
+            rows = extra.measure(trained)
         except QuintetError as error:
             self.display.note(f"{extra.title}: {error}")
             return {"rows": [], "reason": str(error)}
-        found = {"asked": asked, "rows": rows, "provenance": provenance()}
+        found = {"asked": asked, "rows": rows, "figures": self._draw(trained), "provenance": provenance()}
         write_json(path, found)
         return found
 
+    def _draw(self, trained: Trained) -> list[str]:
+        """Write the figures of an extra measurement; their paths."""
+        written = []
+        for name, draw in trained.figures.items():
+            try:
+                files = save_figure(draw(), self.out / "figures" / name)
+            except QuintetError as error:  # matplotlib is an extra
+                self.display.note(f"{name} is not drawn: {error}")
+                continue
+            written += [str(path.relative_to(self.out)) for path in files]
+        return written
+
     def _trained(self, extra: Extra) -> Trained:
-        for seed in self.settings.seeds:
-            if all(self.outcomes[key, seed].status == "trained" for key in extra.needs):
-                folders = {key: self.folder(key, seed) for key in extra.needs}
-                recipes = {key: parse_recipe(self.study.variant(key).content(seed)) for key in extra.needs}
-                return Trained(folders, recipes, extra.labels, self.device)
-        raise QuintetError("not measured: a run that it needs did not finish")
+        done = {
+            seed: {key: self.folder(key, seed) for key in extra.needs}
+            for seed in self.settings.seeds
+            if all(self.outcomes[key, seed].status == "trained" for key in extra.needs)
+        }
+        if not done:
+            raise QuintetError("not measured: a run that it needs did not finish")
+        seed, folders = next(iter(done.items()))
+        recipes = {key: parse_recipe(self.study.variant(key).content(seed)) for key in extra.needs}
+        protocol = "5k" if "5k" in self.settings.protocols else self.settings.protocols[0]
+        ranks = {key: self.outcomes[key, seed].measured[protocol].ranks for key in extra.needs}
+        return Trained(folders, recipes, extra.labels, self.device, ranks, done)
 
     def _write(self, extras: Mapping[str, dict[str, Any]] | None = None) -> dict[str, Any]:
         facts = {

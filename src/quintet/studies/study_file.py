@@ -12,8 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from quintet.errors import RecipeError, suggest
 from quintet.studies.published import FILE, published_tables
 from quintet.training.recipe import load_yaml, yaml_text
+from quintet.training.recipe_models import Recipe
 
-Given = dict[str, Any]  # options by name: True, or a tuple of numbers
+Given = dict[str, Any]  # options by name: True, a recipe, or a tuple of numbers
 
 
 class _Strict(BaseModel):
@@ -23,7 +24,7 @@ class _Strict(BaseModel):
 class StudyOption(_Strict):
     """What `quintet study NAME` and `build_study` take beside what every study takes."""
 
-    kind: Literal["flag", "int", "float"] = Field(description="int and float: one or several numbers")
+    kind: Literal["flag", "int", "float", "recipe"] = Field(description="int and float: one or several numbers")
     help: str
     flag: str | None = Field(None, description="on the command line, where it differs from the option's name")
     metavar: str = "N"
@@ -57,6 +58,12 @@ class VariantSpec(_Strict):
     label: str
     marks: tuple[str, ...] = Field((), description="its cells in the table's further columns")
     when: str | None = Field(None, description="only with this option")
+    ensemble: tuple[str, ...] = Field(
+        (), description="no training: the mean of the scores of these variants; of one: of its runs under two seeds"
+    )
+    recipe: str | None = Field(
+        None, description="an option with the recipe that it changes, instead of the base recipe"
+    )
     round: Literal[1, 2] | None = Field(None, description="the stages of this round instead of all")
     losses: tuple[str, ...] | None = Field(None, description="these losses alone, with the recipe's arguments")
     set: dict[str, Any] = Field({}, description='fields by path; "@online" is the run folder of the variant online')
@@ -65,8 +72,9 @@ class VariantSpec(_Strict):
     keep: tuple[str, ...] = Field(
         (), description="settings that are written out as the recipe or its defaults have them"
     )
-    sweep: str | None = Field(
-        None, description="an option: a variant for each of its values of the setting of that name"
+    sweep: str | tuple[str, ...] | None = Field(
+        None,
+        description="an option: a variant for each of its values of the setting of that name; several: of each pair",
     )
     own_value: bool = Field(False, description="sweep: in order, with the recipe's own value among them")
 
@@ -110,7 +118,7 @@ class ExtraSpec(_Strict):
     """A measurement with a table of its own."""
 
     title: str
-    when: str
+    when: str | None = Field(None, description="only with this option")
     variants: tuple[str, ...] | dict[str, str] = Field(description="what it looks at, or that with labels")
     columns: tuple[ColumnSpec, ...]
     published: tuple[str, ...] = Field((), description="tables of the papers whose numbers stand beside ours")
@@ -140,11 +148,13 @@ class StudyFile(_Strict):
         rows = [row if isinstance(row, str) else row.variant for table in self.tables for row in table.rows]
         compared = [table.compare for table in self.tables if table.compare is not None]
         measured = [key for extra in self.extras.values() for key in extra.variants]
+        rows += [name for spec in self.variants.values() for name in spec.ensemble]
         self._check("variant", [self.base, *_several(self.reference), *rows, *compared, *measured], self.variants)
         whens = [name for table in self.tables for name in _several(table.when or ())]
         whens += [spec.when for spec in self.variants.values() if spec.when]
-        whens += [extra.when for extra in self.extras.values()]
-        sweeps = [spec.sweep for spec in self.variants.values() if spec.sweep]
+        whens += [extra.when for extra in self.extras.values() if extra.when]
+        whens += [spec.recipe for spec in self.variants.values() if spec.recipe]
+        sweeps = [name for spec in self.variants.values() for name in _several(spec.sweep or ())]
         implied = [name for option in self.options.values() for name in option.implies]
         self._check("option", [*whens, *sweeps, *implied], self.options)
         tables = [table.requires.setting for table in self.tables if table.requires]
@@ -179,6 +189,10 @@ class StudyFile(_Strict):
         if option.kind == "flag":
             if value is not True:
                 raise RecipeError(f"option {name!r} of study {self.name!r} is on or off, got {value!r}")
+            return value
+        if option.kind == "recipe":
+            if not isinstance(value, Recipe):
+                raise RecipeError(f"option {name!r} of study {self.name!r} takes a recipe, got {value!r}")
             return value
         values = tuple(value) if isinstance(value, list | tuple) else (value,)
         types = int if option.kind == "int" else (int, float)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quintet.data.corpus import Split
 from quintet.evaluation.metrics import RECALLS
@@ -14,6 +14,9 @@ from quintet.evaluation.scoring import Member
 from quintet.studies.published import Published
 from quintet.training.recipe import parse_recipe
 from quintet.training.recipe_models import Recipe
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 MARK = "@"
 
@@ -32,10 +35,13 @@ class Variant:
     key: str  # names its folders
     label: str  # names it in tables
     recipe: Mapping[str, Any]
+    members: tuple[str, ...] = ()  # an ensemble: the variants whose scores are averaged; one: runs of two seeds
 
     @property
     def needs(self) -> tuple[str, ...]:
         """The variants that must be trained before this one."""
+        if self.members:
+            return self.members
         return tuple(dict.fromkeys(text[1:] for text in _texts(self.recipe) if text.startswith(MARK)))
 
     def content(self, seed: int) -> dict[str, Any]:
@@ -79,7 +85,7 @@ class Measure:
     """A further number of every run, which tables can show like a metric."""
 
     name: str
-    of: Callable[[Member, Split], float]
+    of: Callable[[Sequence[Member], Split], float]  # of a run, or of an ensemble
     digits: int = 1  # behind the point, in tables
 
 
@@ -100,6 +106,9 @@ class Trained:
     recipes: Mapping[str, Recipe]
     labels: Mapping[str, str]
     device: str
+    ranks: Mapping[str, Path] = field(default_factory=dict)  # the ranks on the test split
+    every_seed: Mapping[int, Mapping[str, Path]] = field(default_factory=dict)  # the folders of all seeds
+    figures: dict[str, Callable[[], Figure]] = field(default_factory=dict)  # to be drawn, by file name
 
 
 @dataclass(frozen=True)
@@ -189,3 +198,16 @@ def _replaced(value: Any, folders: Mapping[str, Path]) -> Any:
     if _is_list(value):
         return [_replaced(inner, folders) for inner in value]
     return value
+
+
+def renamed(value: Any, prefix: str) -> Any:
+    """Recipe content whose "@online" is "@PREFIXonline".
+
+    >>> renamed({"stages": [{"init": "@online"}]}, "second-")
+    {'stages': [{'init': '@second-online'}]}
+    """
+    if isinstance(value, str) and value.startswith(MARK):
+        return f"{MARK}{prefix}{value[1:]}"
+    if isinstance(value, Mapping):
+        return {key: renamed(inner, prefix) for key, inner in value.items()}
+    return [renamed(inner, prefix) for inner in value] if _is_list(value) else value
