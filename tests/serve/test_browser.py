@@ -138,7 +138,7 @@ def test_the_keyboard_is_enough(open_page: Callable[..., Opened]) -> None:
     expect(dialog).to_be_hidden()
     expect(it.cards().nth(columns)).to_be_focused()  # where the reader was
     keys.press("Escape")
-    assert it.focused() == "Describe an image"
+    assert it.focused() == "Describe a photo"
 
 
 def test_an_explanation_shows_words_and_where_they_look(open_page: Callable[..., Opened], searcher: Any) -> None:
@@ -305,7 +305,7 @@ def test_a_server_with_a_token_asks_for_it(open_page: Callable[..., Opened], mak
     expect(dialog).to_be_visible()
     dialog.get_by_label("Token").fill("wrong")
     it.page.keyboard.press("Enter")
-    expect(dialog.get_by_role("alert")).to_contain_text("not the server's token")
+    expect(dialog.get_by_role("alert")).to_contain_text("not a token of the server")
     dialog.get_by_label("Token").fill(TOKEN)
     it.page.keyboard.press("Enter")
     expect(dialog).to_be_hidden()

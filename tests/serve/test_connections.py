@@ -22,7 +22,7 @@ from fastapi import FastAPI
 
 from quintet.errors import QuintetError
 from quintet.serve.connections import RESERVED, connection_limit
-from quintet.serve.logs import OneLine, Throttle
+from quintet.serve.server import OneLine, Throttle
 from quintet.serve.settings import tls_context
 
 TOKEN = "a-token-of-some-length"

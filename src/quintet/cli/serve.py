@@ -142,7 +142,6 @@ def serve_command(
     pause. Ctrl-C finishes the requests in progress and stops.
     """
     from quintet.search.index_folder import check_marker
-    from quintet.serve.logs import log_to_stderr
     from quintet.serve.settings import READ_TOKEN_VARIABLE, Settings, default_cache, read_token, tls_context
 
     settings = Settings(
@@ -167,7 +166,7 @@ def serve_command(
     check_marker(index)  # report what is not an index before the slow imports below
 
     try:
-        from quintet.serve.server import serve_index
+        from quintet.serve.server import log_to_stderr, serve_index
     except ModuleNotFoundError as error:
         if error.name not in ("fastapi", "starlette", "uvicorn"):
             raise
