@@ -26,7 +26,7 @@ class LockedError(QuintetError):
 
 @contextmanager
 def folder_lock(folder: Path | str, doing: str, name: str = "lock") -> Iterator[None]:
-    """Be the only writer of a folder, which is made where it does not exist. `doing` is what others are told.
+    """Be the only writer of a folder, which is made where it does not exist. `doing` is what the error of others says.
 
     The lock is `flock` on a file in the folder: the system releases it when its holder ends, however it ends. The file
     is removed on release, and so are folders that were made for it and stayed empty.

@@ -123,7 +123,7 @@ class HasImageFeatures(Protocol):
 
 @runtime_checkable
 class HasEmbedding(Protocol):
-    """Gives every item one vector. Losses with an `embed_dim` argument are told its size."""
+    """Gives every item one vector. Losses with an `embed_dim` argument are given its size."""
 
     @property
     def embed_dim(self) -> int: ...
@@ -131,7 +131,7 @@ class HasEmbedding(Protocol):
 
 @runtime_checkable
 class KeepsRegions(Protocol):
-    """Keeps fragments in the Codes of images in training. Losses with a `region_dim` argument are told their size."""
+    """Keeps fragments in the Codes of images in training. Losses with a `region_dim` argument are given their size."""
 
     @property
     def region_dim(self) -> int: ...

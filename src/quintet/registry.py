@@ -80,9 +80,9 @@ class Registry:
             try:
                 TypeAdapter(hints[key], config=strict).validate_python(plain)
             except ValidationError as error:
-                told = error.errors()[0]["msg"]
+                reason = error.errors()[0]["msg"]
                 names = get_args(hints[key]) if get_origin(hints[key]) is Literal else ()
-                hint = suggest(value, names) if names and isinstance(value, str) else told[:1].lower() + told[1:]
+                hint = suggest(value, names) if names and isinstance(value, str) else reason[:1].lower() + reason[1:]
                 raise RecipeError(f"{self.kind} {name!r}: {key} cannot be {str(value)[:80]!r}; {hint}") from None
             if isinstance(plain, int) and plain < 0:
                 raise RecipeError(f"{self.kind} {name!r}: {key} cannot be {plain}: it is a size or a count")

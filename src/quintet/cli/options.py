@@ -75,7 +75,7 @@ class CommandGroup(TyperGroup):
 
 @contextmanager
 def _explained() -> Iterator[None]:
-    """What the system refuses is told in its words, where no command has better ones."""
+    """Errors of the system are reported in its words, where no command has better ones."""
     try:
         yield
     except BrokenPipeError:

@@ -50,7 +50,7 @@ def prepare_streams() -> None:
 
 
 def print_error(message: str) -> None:
-    with suppress(OSError):  # nobody can be told
+    with suppress(OSError):  # there is nobody to report it to
         errors = Console(stderr=True)
         errors.print("error:", style="bold red", end=" ")
         errors.print(message, markup=False, highlight=False, soft_wrap=True)

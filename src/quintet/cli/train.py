@@ -86,8 +86,8 @@ def train_command(
             )
     except KeyboardInterrupt as stop:
         if folder is not None and is_begun(folder):
-            told = f"stopped; it goes on where it was with `quintet train --resume {folder}`"
-            console.print(told, highlight=False, markup=False, soft_wrap=True)
+            message = f"stopped; it goes on where it was with `quintet train --resume {folder}`"
+            console.print(message, highlight=False, markup=False, soft_wrap=True)
         raise typer.Exit(getattr(stop, "status", 130)) from None
     if as_json and first:
         print_json({"run": str(run.folder), "stages": read_head(run.folder)["stages"]})

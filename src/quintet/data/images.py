@@ -52,7 +52,7 @@ _TURNS = {
 Image.core.set_block_size(64 << 20)
 
 # Oversized images are refused below, with a message; Pillow's warning about the same would only be noise.
-# And damage is told by what becomes of it.
+# Damage is recognised by what becomes of it.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 warnings.filterwarnings("ignore", module=r"PIL\.")
 logging.getLogger("PIL").addHandler(logging.NullHandler())

@@ -242,7 +242,7 @@ def fits(embeddings: list[Tensor], device: torch.device, memory: int) -> bool:
 
 
 def _why_not_products(tiles: TileScores) -> str | None:
-    """Told from the codes and what `score` makes of them, not from the class."""
+    """Recognised by the codes and what `score` makes of them, not from the class."""
     images, texts = tiles.image_codes, tiles.text_codes
     fragments = images.fragments is not None or texts.fragments is not None
     if images.embedding is None or texts.embedding is None or fragments:

@@ -13,7 +13,7 @@ from quintet.layers.text import BiGRUEncoder
 
 
 def encode_regions(encoder: RegionProjection, images: ImageBatch, unit: bool = True) -> Codes:
-    """Projected regions (n, L, d), of unit length unless told otherwise; mask and boxes are kept."""
+    """Projected regions (n, L, d), of unit length by default; mask and boxes are kept."""
     if images.fragments is None:
         raise RecipeError("this matcher reads features of regions, and the batch holds pixels; extract features first")
     regions = encoder(images.fragments, images.mask)
@@ -21,7 +21,7 @@ def encode_regions(encoder: RegionProjection, images: ImageBatch, unit: bool = T
 
 
 def encode_words(encoder: BiGRUEncoder, texts: TextBatch, unit: bool = True) -> Codes:
-    """Words (n, L, d), of unit length unless told otherwise, and their mask."""
+    """Words (n, L, d), of unit length by default, and their mask."""
     words, mask = encoder(texts.tokens, texts.lengths)
     return Codes(fragments=l2norm(words) if unit else words, mask=mask)
 

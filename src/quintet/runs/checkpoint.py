@@ -116,7 +116,7 @@ def _remove_left_overs(folder: Path) -> None:
     remove_partials(folder, RUN_FILES)
     for stage in folder.glob("stages/*"):
         remove_partials(stage, STAGE_FILES)
-    with suppress(QuintetError):  # what cannot be read is told by whoever needs it
+    with suppress(QuintetError):  # what cannot be read is reported by whoever needs it
         if read_head(folder)["status"] == "starting":  # stopped before all of its first files were written
             _clear(folder)
 

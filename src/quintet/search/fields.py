@@ -48,7 +48,7 @@ def _date_fields(day: datetime, source: str) -> dict[str, Scalar]:
 
 
 def _camera(exif: Exif) -> str:
-    """Maker and model; a model that begins with its maker is not told twice.
+    """Maker and model; a model that begins with its maker is not repeated.
 
     >>> exif = Exif()
     >>> exif[ExifTags.Base.Make], exif[ExifTags.Base.Model] = "Canon", "Canon EOS R5"

@@ -1,7 +1,7 @@
 """What a build keeps of the one before: images that cannot be looked at now, and an index whose sources went away.
 
 A folder that cannot be listed keeps its images. So does one that is empty or missing, where images were: it may be a
-disk that is not mounted. And a build that would drop more than a share of an index is refused, unless told to prune.
+disk that is not mounted. And a build that would drop more than a share of an index is refused, unless `prune` is given.
 """
 
 from __future__ import annotations

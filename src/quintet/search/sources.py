@@ -86,14 +86,14 @@ class Sources:
             below = [each for each in below if each[1].item.metadata.get("image") == image.id]
         if gone and (self.prune or not below):
             return bool(below)
-        told = self.unlisted.setdefault(str(folder), Unlisted(str(folder), why, gone))
+        unlisted = self.unlisted.setdefault(str(folder), Unlisted(str(folder), why, gone))
         for before, entry in below:
             number = root
             if number is None or self.roots[number].kind != before.kind:
                 if before not in self.roots:
                     self.roots.append(before)
                 number = self.roots.index(before)
-            self.add_again(number, before, entry, index, told, image)
+            self.add_again(number, before, entry, index, unlisted, image)
         return bool(below)
 
     def add_again(
@@ -130,7 +130,7 @@ def file_stamp(facts: os.stat_result) -> str:
 
 
 def numbered(contents: Sequence[str]) -> list[str]:
-    """Ids from contents: equal ones are told apart by a number, in order.
+    """Ids from contents: equal ones are distinguished by a number, in order.
 
     >>> numbered(["ab", "cd", "ab"])
     ['ab', 'cd', 'ab-2']
@@ -155,9 +155,9 @@ def find_images(
         count = len(found.images)
         known = _find(found, source, index, split)
         if len(found.images) == count and not known:
-            told = [*found.unlisted.values()]
+            unlisted = [*found.unlisted.values()]
             refused = f", the first because: {found.unreadable[0][1]}" if found.unreadable else ""
-            refused = f"; {told[0].path}: {told[0].why}" if told else refused
+            refused = f"; {unlisted[0].path}: {unlisted[0].why}" if unlisted else refused
             raise SearchError(
                 f"{source} holds no images ({', '.join(IMAGE_SUFFIXES)}) and no tar shards{refused}; "
                 "the index is as it was"
@@ -395,7 +395,7 @@ def _find_in_shard(found: Sources, root: int, shard: Path, name: str, index: Pat
         found.keep(at, shard, why, index, gone=gone, root=root)
     except CorpusError as error:
         found.unreadable.append((str(shard), str(error)))
-        # What stood before the damage is good; without a stamp the shard is read again, and its damage told again.
+        # What stood before the damage is good; without a stamp the shard is read again, and its damage reported again.
         found.images[first:] = [replace(image, stamp="") for image in found.images[first:]]
         found.keep(at, shard, "is damaged", index, gone=True, root=root)
 

@@ -80,7 +80,7 @@ def train(
     - `overrides`: fields of the recipe to change, `"stages.online.epochs=5"`.
     - `resume`: a run that was stopped; it continues from its last checkpoint, bit for bit. It has its own recipe,
       corpus and folder, so none is given.
-    - `display`: is told about stages, steps and epochs (see `quintet.training.logs.Display`).
+    - `display`: is notified of stages, steps and epochs (see `quintet.training.logs.Display`).
 
     Under torchrun the processes share each batch.
     """

@@ -67,7 +67,7 @@ def make_scenes(
             beside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".partial", dir=folder.parent))
             try:
                 _write(beside / "new", sizes, seed, size, progress)
-                os.sync()  # thousands of small images: one sync for all of them, before the name that vouches for them
+                os.sync()  # thousands of small images: one sync for all of them, before the rename that commits them
                 _move(beside / "new", folder, beside / "old")
             finally:
                 shutil.rmtree(beside, ignore_errors=True)

@@ -282,7 +282,7 @@ def kinds() -> list[str]:
 
 
 def resolve(kind: str, checkpoint: OriginalCheckpoint) -> str:
-    """The entry of KINDS to use: AOQ trains VSRN or BFAN, and its checkpoints are told apart by their tensors."""
+    """The entry of KINDS to use: AOQ trains VSRN or BFAN, and its checkpoints are distinguished by their tensors."""
     if kind == "aoq":
         return "vsrn" if count_blocks(checkpoint.parts[0]) else "bfan"
     if kind not in KINDS:

@@ -160,8 +160,8 @@ def _without_unused(checkpoint: OriginalCheckpoint, entry: Kind) -> tuple[Origin
         name for part in checkpoint.parts for name in part for pattern in entry.unused if fnmatchcase(name, pattern)
     }
     parts = [{name: tensor for name, tensor in part.items() if name not in unused} for part in checkpoint.parts]
-    told = [what for pattern, what in entry.unused.items() if any(fnmatchcase(name, pattern) for name in unused)]
-    return replace(checkpoint, parts=parts), told
+    dropped = [what for pattern, what in entry.unused.items() if any(fnmatchcase(name, pattern) for name in unused)]
+    return replace(checkpoint, parts=parts), dropped
 
 
 def _without_weight_norm(checkpoint: OriginalCheckpoint) -> OriginalCheckpoint:

@@ -83,7 +83,7 @@ def store_address(store: str, kind: Kind) -> str:
 
 
 def try_store(store: str, dim: int, items: int) -> None:
-    """Before hours are spent on codes: a missing package or a server that is away is told at once."""
+    """Before hours are spent on codes: a missing package or a server that is away is reported at once."""
     if not is_own(store):
         open_store(store_address(store, "image"), dim, create=True).close()
     elif faiss_kind(store, items) != "flat":

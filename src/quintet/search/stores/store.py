@@ -248,7 +248,7 @@ class RetryPolicy:
         may_pass: Callable[[Exception], bool] = lambda error: True,
         timeout: float | None = None,
     ) -> T:
-        """Call `action(seconds left)`. An error that may pass is tried again; others are told at once."""
+        """Call `action(seconds left)`. An error that may pass is tried again; others are raised at once."""
         began = time.monotonic()
         deadline = began + (self.timeout if timeout is None else timeout)
         for attempt in range(ATTEMPTS):
