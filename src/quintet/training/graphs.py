@@ -79,7 +79,7 @@ class StepGraphs:
 
     A replay leaves gradients where `compute` does and draws new random numbers. Recordings of a phase are dropped when
     it ends. Steps of a phase are computed if they cannot be recorded: when a loss reads `step.progress`, when `compute`
-    waits for the GPU, or when memory is short, since recordings take as much again as a step. The user learns the reason.
+    waits for the GPU, or when memory is short, since recordings take as much again as a step. The reason is reported.
     """
 
     def __init__(self, compute: Compute, parameters: Sequence[nn.Parameter], note: Callable[[str], None]) -> None:
