@@ -39,7 +39,8 @@ COMMANDS: dict[str, tuple[Callable[..., Any], set[str], set[str]]] = {
     "data import": (quintet.import_corpus, {"folder", "option"}, {"options"}),
     "search": (
         quintet.Searcher.search,
-        {*PRINTING - {"ranks"}, "explain", "texts", "image", "queries", "find"} | {"index", "device", "rerank_with"},
+        {*PRINTING - {"ranks"}, "explain", "texts", "text", "queries", "find", "paths", "copy_to"}
+        | {"index", "device", "rerank_with"},
         {"self", "query", "kind"},
     ),
 }

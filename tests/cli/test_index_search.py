@@ -149,7 +149,7 @@ def test_what_cannot_be_searched_for_is_told(place: Path, arguments: tuple[Any, 
 @pytest.mark.parametrize(
     "where",
     [
-        "date>=2024-99-99",
+        "date>=2999-99-99",
         "date<0000-00-00",
         "width>" + "9" * 5000,
         "width>-" + "9" * 5000,
@@ -192,12 +192,12 @@ def test_names_with_control_characters_are_shown_as_escapes(place: Path, tmp_pat
         Image.new("RGB", (9 + number, 9)).save(tmp_path / "photos" / name, "PNG")
     (tmp_path / "photos" / "bad\x1b[31m.png").write_text("no image")
     index = ["index", str(place / "vse++"), str(tmp_path / "photos"), "-o", str(tmp_path / "in\x1bdex")]
-    said = call(*index).output + call("search", tmp_path / "in\x1bdex", "a red dog").output
+    said = call(*index).output + call("search", tmp_path / "in\x1bdex", "a red dog", "--duplicates").output
     assert r"bad\x1b[31m.png" in said
     for shown in (r"a\x1b[2J.png", r"line\nbreak.png", r"bell\x07.png", r"\u202egnp.png", r"\xff\x1b.png"):
         assert f"  {shown}\n" in said
     assert not set(said) & {"\x1b", "\x07", "\u202e"}
-    found = json.loads(call("search", tmp_path / "in\x1bdex", "a red dog", "--json").stdout)
+    found = json.loads(call("search", tmp_path / "in\x1bdex", "a red dog", "--duplicates", "--json").stdout)
     assert {hit["path"] for hit in found[0]["hits"]} == {*names[:4], "\\xff\x1b.png"}
 
 
@@ -231,3 +231,62 @@ def test_towers_are_exported(place: Path, tmp_path: Path, monkeypatch: pytest.Mo
         assert "differs from torch" in result.output.replace("\n", " ")
         assert (tmp_path / folder / "texts.onnx").is_file()
     assert "--onnx" in str(runner.invoke(app, ["export", str(place / "vse++")]).exception)
+
+
+# Several words, several parts, and what is done with the results
+
+
+def test_several_words_are_one_text(place: Path) -> None:
+    quoted = json.loads(call("search", place / "index", "a red dog", "--json").stdout)
+    assert json.loads(call("search", place / "index", "a", "red", "dog", "--json").stdout) == quoted
+    assert json.loads(call("search", place / "index", "--text", "a red dog", "--json").stdout) == quoted
+    assert len(quoted) == 1
+
+
+def test_image_text_and_what_not_to_show_are_one_query(place: Path) -> None:
+    image = place / "pictures" / "red.png"
+    given = ["--image", image, "--text", "a dog", "--not", "a blue house"]
+    (found,) = json.loads(call("search", place / "index", *given, "--json").stdout)
+    with quintet.open_index(place / "index", device="cpu") as index:
+        hits = index.search("a dog", image=image, exclude="a blue house")
+        alone = index.search("a dog", exclude=["a blue house"])
+    assert [hit["score"] for hit in found["hits"]] == [hit.score for hit in hits]
+    assert [hit.score for hit in hits] != [hit.score for hit in alone]
+    for wrong in (["--explain"], ["--rerank", 2]):
+        with pytest.raises(QuintetError, match=r"explain|one part"):
+            call("search", place / "index", "a dog", "--not", "a house", *wrong)
+
+
+def test_paths_are_for_other_programs(place: Path) -> None:
+    found = json.loads(call("search", place / "index", "a red dog", "--json").stdout)
+    said = call("search", place / "index", "a red dog", "--paths")
+    assert said.stdout.splitlines() == [str(place / "pictures" / hit["path"]) for hit in found[0]["hits"]]
+    with pytest.raises(QuintetError, match="--paths and --json"):
+        call("search", place / "index", "a red dog", "--paths", "--json")
+
+
+def test_images_are_copied_and_nothing_is_replaced(place: Path, tmp_path: Path) -> None:
+    (tmp_path / "found").mkdir()
+    (tmp_path / "found/red.png").write_text("mine")
+    for _ in range(2):
+        said = call("search", place / "index", "a red dog", "--copy-to", tmp_path / "found").output
+    assert "0 images copied" in said
+    names = {path.name for path in (tmp_path / "found").iterdir()}
+    assert names == {"red.png", "red-2.png", "navy.png", "teal.png", "gold.png"}
+    assert (tmp_path / "found/red.png").read_text() == "mine"
+    assert (tmp_path / "found/red-2.png").read_bytes() == (place / "pictures/red.png").read_bytes()
+    (tmp_path / "file").touch()
+    with pytest.raises(QuintetError, match="cannot be made"):
+        call("search", place / "index", "a red dog", "--copy-to", tmp_path / "file")
+
+
+def test_an_unknown_field_is_answered_with_the_known_ones(place: Path) -> None:
+    for field, hint in (("yaer", "did you mean 'year'"), ("nonsense_", "orientation")):
+        with pytest.raises(QuintetError, match=hint):
+            call("search", place / "index", "a red dog", "--where", f"width>1 or {field}=2024")
+
+
+def test_a_query_in_another_language_is_told(place: Path) -> None:
+    result = call("search", place / "index", "a", "roter", "Hund", "dog", "--json")
+    assert "'roter', 'hund'" in result.stderr
+    assert "'roter'" not in call("search", place / "index", "a red dog", "--json").stderr

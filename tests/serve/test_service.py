@@ -9,7 +9,7 @@ from fastapi import FastAPI
 
 from quintet.errors import ImageError
 from quintet.search.items import Hit
-from quintet.serve.schemas import Window
+from quintet.serve.schemas import ImageQuery, Window
 from quintet.serve.service import BusyError
 
 
@@ -51,7 +51,7 @@ def test_images_are_reranked_for_texts_and_texts_for_images_only(
         yield searcher.image_path("p0").read_bytes()
 
     def reranked(search: Callable[..., Any], what: Any, kind: Any) -> Any:
-        asyncio.run(search(what, Window(kind=kind, limit=3)))
+        asyncio.run(search(what, ImageQuery(kind=kind, limit=3)))
         return reversing[-1]["rerank"]
 
     assert reranked(service.search_text, "red", "image") == 50
@@ -70,15 +70,15 @@ def test_many_large_uploads_at_once_are_told_to_come_back(make_app: Callable[...
             yield b"x" * 400
             await last.wait()
 
-        slow = [asyncio.create_task(service.search_image(pieces(), Window())) for _ in range(2)]
+        slow = [asyncio.create_task(service.search_image(pieces(), ImageQuery())) for _ in range(2)]
         await asyncio.sleep(0)
         with pytest.raises(BusyError):
-            await service.search_image(pieces(), Window())
+            await service.search_image(pieces(), ImageQuery())
         last.set()
         for task in slow:
             with pytest.raises(ImageError):  # read to the end, and no image
                 await task
         with pytest.raises(ImageError):  # their bytes are free again
-            await service.search_image(pieces(), Window())
+            await service.search_image(pieces(), ImageQuery())
 
     asyncio.run(use())

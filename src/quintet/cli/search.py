@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 
 from quintet.cli.options import OUTPUT, DeviceOption, JsonOption
-from quintet.cli.terminal import print_json, shown
+from quintet.cli.terminal import print_json, print_path, shown
 from quintet.errors import QuintetError
 from quintet.search import MOST_RERANKED, MOST_RESULTS
 
@@ -51,13 +51,18 @@ def search_command(
     ],
     texts: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[TEXT]...", help="What to search for, in words.", show_default=False),
+        typer.Argument(metavar="[TEXT]...", help="What to search for, in words: one text.", show_default=False),
     ] = None,
+    text: Annotated[str | None, typer.Option("--text", metavar="TEXT", help="The same, as an option.")] = None,
     image: Annotated[
-        list[Path] | None,
+        Path | None,
         typer.Option(
-            metavar="FILE", exists=True, dir_okay=False, help="Search for what is like this image; may be repeated."
+            metavar="FILE", exists=True, dir_okay=False, help="Search for what is like this image, and fits the text."
         ),
+    ] = None,
+    exclude: Annotated[
+        list[str] | None,
+        typer.Option("--not", metavar="TEXT", help="What results should not show; may be repeated."),
     ] = None,
     queries: Annotated[
         Path | None,
@@ -77,8 +82,13 @@ def search_command(
     ] = None,
     where: Annotated[
         str | None,
-        typer.Option(metavar="FILTER", help="""Search a part only, as in 'path~"holiday/*" and date>=2024-01-01'."""),
+        typer.Option(
+            metavar="FILTER", help="""Search a part only, as in 'path~"holiday/*" and year>=2024 or camera~"Apple*"'."""
+        ),
     ] = None,
+    duplicates: Annotated[
+        bool, typer.Option("--duplicates", help="Also show images that nearly equal a better result.")
+    ] = False,
     rerank: Annotated[
         int | None,
         typer.Option(
@@ -112,24 +122,36 @@ def search_command(
             rich_help_panel=OUTPUT,
         ),
     ] = None,
+    paths: Annotated[
+        bool,
+        typer.Option("--paths", help="Print the paths of the images and nothing else.", rich_help_panel=OUTPUT),
+    ] = False,
+    copy_to: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Copy the images that were found into a folder.", rich_help_panel=OUTPUT),
+    ] = None,
     as_json: JsonOption = False,
     device: DeviceOption = "auto",
 ) -> None:
-    """Search an index for photos, by text or by image.
+    """Search an index for photos, by text, by image, or by both.
 
-    `quintet search holiday "a brown dog runs through water" --open`
+    `quintet search holiday a brown dog runs through water --open`
+
+    `quintet search holiday --image dog.jpg --text "in the snow" --not "a ball"`
 
     `quintet search holiday --image photo.jpg --find texts` finds texts that describe an image.
     """
     from quintet.search.index_folder import check_marker
     from quintet.search.stores.where import parse_where
 
-    image = image or []
-    asked = [*(texts or []), *(_read_queries(queries) if queries is not None else [])]
-    if not asked and not image:
+    words = " ".join([*(texts or []), *([text] if text is not None else [])])
+    asked = [*([words] if texts or text is not None else []), *(_read_queries(queries) if queries is not None else [])]
+    if not asked and image is None:
         raise QuintetError("name what to search for: a text, --image FILE or --queries FILE")
-    if explain and image:
-        raise QuintetError("--explain weighs the words of a text query; it cannot be used with --image")
+    if explain and (image is not None or exclude):
+        raise QuintetError("--explain weighs the words of a text query; it cannot be used with --image or --not")
+    if paths and as_json:
+        raise QuintetError("--paths and --json are two forms of one output; choose one")
     condition = None if where is None else parse_where(where)
     check_marker(index)
 
@@ -140,14 +162,35 @@ def search_command(
         if rerank is not None and (kind == "image" if image else kind == "text"):
             raise QuintetError("--rerank scores images against texts; it cannot be used where both are of one kind")
         options: dict[str, Any] = {"k": k, "kind": kind, "where": condition, "rerank": rerank}
-        answers = _search(searcher, asked, image, options)
+        options |= {"image": image if asked else None, "exclude": exclude or (), "duplicates": duplicates}
+        wanted: list[Any] = asked or [image]
+        found = searcher.search(wanted, **options)
+        names = asked or [image.name if image is not None else ""]
+        answers = [_Answer(name, image, hits) for name, hits in zip(names, found, strict=True)]
         reasons = _explain(searcher, answers) if explain else {}
+        _warn(searcher, asked)
         if as_json:
             print_json([_as_json(searcher, answer, reasons) for answer in answers], indent=2)
+        elif paths:
+            _print_paths(answers)
         else:
             _print(answers, reasons)
+        if copy_to is not None:
+            _copy(searcher, answers, copy_to)
         if open_sheet or out is not None:
             _show(searcher, answers, reasons, out, open_sheet)
+
+
+def _warn(searcher: Searcher, texts: Sequence[str]) -> None:
+    """Of words that no run knows, and of a query in another language."""
+    names = " and ".join(run.name for run in searcher.manifest.runs)
+    for text in texts:
+        if strange := searcher.strange_words(text):
+            note = (
+                f"note: {', '.join(map(repr, strange[:5]))}: {names} knows such words only in pieces or not at all. It "
+                "learned from English captions; say it in plain English words"
+            )
+            Console(stderr=True).print(shown(note), markup=False, highlight=False, soft_wrap=True)
 
 
 def _read_queries(path: Path) -> list[str]:
@@ -170,15 +213,6 @@ def _kind(find: Find | None, searcher: Searcher) -> Kind:
     return kind
 
 
-def _search(searcher: Searcher, texts: Sequence[str], images: Sequence[Path], options: dict[str, Any]) -> list[_Answer]:
-    by_text = searcher.search_text(texts, **options) if texts else []
-    by_image = searcher.search_image([searcher.open_image(path) for path in images], **options) if images else []
-    return [
-        *(_Answer(text, None, hits) for text, hits in zip(texts, by_text, strict=True)),
-        *(_Answer(path.name, path, hits) for path, hits in zip(images, by_image, strict=True)),
-    ]
-
-
 def _explain(searcher: Searcher, answers: Sequence[_Answer]) -> dict[tuple[str, str], Explanation]:
     return {
         (answer.query, hit.item.id): searcher.explain(answer.query, hit.item.id)
@@ -198,13 +232,36 @@ def _print(answers: Sequence[_Answer], reasons: dict[tuple[str, str], Explanatio
         console.print(shown(answer.query), style="bold", markup=False, highlight=False)
         if not answer.hits:
             console.print("  no results", style="yellow")
+        is_weak = False
         for rank, hit in enumerate(answer.hits, 1):
-            line = f"  {rank:>3}. {hit.score:6.3f}  {_name(hit)}"
+            if hit.weak and not is_weak:
+                is_weak = True
+                console.print("  ---- from here on no better than chance ----", style="yellow", highlight=False)
+            more = f"  (and {len(hit.duplicates)} nearly the same)" if hit.duplicates else ""
+            line = f"  {rank:>3}. {hit.score:6.3f}  {_name(hit)}{more}"
             console.print(line, markup=False, highlight=False, soft_wrap=True)
             reason = reasons.get((answer.query, hit.item.id))
             if reason is not None:
                 words = "  ".join(f"{word.word} {word.weight:+.3f}" for word in reason.words)
                 console.print(f"               {words}", style="dim", markup=False, highlight=False, soft_wrap=True)
+
+
+def _print_paths(answers: Sequence[_Answer]) -> None:
+    """Each once, as the system has them, for other programs."""
+    for path in dict.fromkeys(hit.path for answer in answers for hit in answer.hits if hit.path is not None):
+        print_path(path)
+
+
+def _copy(searcher: Searcher, answers: Sequence[_Answer], folder: Path) -> None:
+    from quintet.search.copying import copy_images
+
+    found = [(hit.item.id, hit) for answer in answers for hit in answer.hits if hit.item.kind == "image"]
+    images = [path for id_, hit in dict(found).items() if (path := _image(searcher, hit)) is not None]
+    copied = copy_images(images, folder)
+    console = Console(stderr=True)
+    console.print(f"{copied} images copied to {shown(folder)}", markup=False, highlight=False, soft_wrap=True)
+    if missing := len(dict(found)) - len(images):
+        console.print(f"{missing} of the images found are gone; run `quintet index` again", style="yellow")
 
 
 def _as_json(searcher: Searcher, answer: _Answer, reasons: dict[tuple[str, str], Explanation]) -> dict[str, Any]:
@@ -215,6 +272,7 @@ def _as_json(searcher: Searcher, answer: _Answer, reasons: dict[tuple[str, str],
         row |= {"path": item.path, "text": item.text, "metadata": item.metadata}
         if item.root is not None:
             row["root"] = searcher.manifest.roots[item.root].path
+        row |= {"weak": hit.weak or None, "duplicates": [str(path) for path in hit.duplicates] or None}
         reason = reasons.get((answer.query, item.id))
         if reason is not None:
             row["words"] = [{"word": word.word, "weight": word.weight} for word in reason.words]

@@ -7,6 +7,7 @@ import os
 import sys
 from contextlib import suppress
 from io import TextIOWrapper
+from pathlib import Path
 from typing import Any, TextIO
 
 import rich.control
@@ -35,6 +36,16 @@ def shown(name: object) -> str:
 def print_text(text: str) -> None:
     """Lines as they are, for pipes: not wrapped, without styles."""
     print(text.translate(_IN_TEXT))
+
+
+def print_path(path: Path) -> None:
+    """On a line: to a terminal as it can be shown, to a pipe or file as the system has it."""
+    if sys.stdout.isatty():
+        print(shown(path))
+        return
+    sys.stdout.flush()
+    sys.stdout.buffer.write(os.fsencode(path) + b"\n")
+    sys.stdout.buffer.flush()
 
 
 def print_json(value: Any, indent: int | None = None) -> None:

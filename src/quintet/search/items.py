@@ -90,11 +90,17 @@ class Item:
 
 @dataclass(frozen=True)
 class Hit:
-    """An item that was found. `path` is the absolute path of its image file, None for texts."""
+    """An item that was found. `path` is the absolute path of its image file, None for texts.
+
+    `weak`: it fits the query no better than chance, as far as the scores of the index tell. `duplicates`: the image
+    files that nearly equal it and came behind.
+    """
 
     item: Item
     score: float
     path: Path | None = None
+    weak: bool = False
+    duplicates: tuple[Path, ...] = ()
 
     @property
     def text(self) -> str | None:
@@ -282,8 +288,22 @@ class ItemDatabase:
 
     def rows(self, kind: Kind, where: Where | None = None) -> np.ndarray:
         """(n,) int64: the rows of a kind's items that match, each once, ascending."""
+        if where is None:
+            return self._rows_of(kind, ())
+        return np.unique(np.concatenate([self._rows_of(kind, clauses) for clauses in where.alternatives]))
+
+    def field_names(self) -> list[str]:
+        """Every field that some item has."""
+        found, name = {*Item("", "image", path="", text="").facts()}, ""
+        while rows := self.query("SELECT min(field) FROM fields WHERE field > ?", (name,)):
+            if (name := rows[0][0]) is None:
+                break
+            found.add(name)
+        return sorted(found)
+
+    def _rows_of(self, kind: Kind, clauses: Sequence[Clause]) -> np.ndarray:
         text, values = "kind = ?", list[object]([kind])
-        for clause in () if where is None else where.clauses:
+        for clause in clauses:
             if clause.field in self._same_for_a_kind:
                 if not clause.holds(self._facts(Item("", kind))[clause.field]):
                     return np.empty(0, np.int64)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, overload
 
@@ -16,8 +18,7 @@ from torch import Tensor
 
 from quintet.codes import Codes
 from quintet.data.images import image_header, open_image
-from quintet.data.tokenizers import Tokenizer
-from quintet.errors import ImageError, QuintetError
+from quintet.errors import ImageError, QuintetError, suggest
 from quintet.files import file_checksum, open_regular, user_path
 from quintet.protocols import Matcher, ShowsAttention
 from quintet.runs.run import load
@@ -25,28 +26,39 @@ from quintet.runs.run_folder import find_weights, locate
 from quintet.search import (
     MOST_RERANKED,
     MOST_RESULTS,
-    EmptyQuery,
     MissingImage,
-    QueryTooLong,
     SearchError,
     StaleIndex,
-    UnknownWords,
+    WhereError,
 )
 from quintet.search.encoder import Encoder, query_vectors
 from quintet.search.explain import Explanation, explain
 from quintet.search.index_folder import Manifest, check_marker, text_path
 from quintet.search.items import KINDS, Entry, Hit, Item, ItemDatabase, Kind
-from quintet.search.sources import LONGEST_TEXT, unpacked
+from quintet.search.queries import (
+    COMPARED,
+    FEW_ITEMS,
+    LESS,
+    SAMPLE,
+    WEAK,
+    Spread,
+    chance_distance,
+    check_query,
+    combined,
+    near_duplicates,
+    strange_words,
+)
+from quintet.search.sources import unpacked
 from quintet.search.stores import Store, Where, open_store, parse_where
 from quintet.search.stores.choice import is_own, store_address
-from quintet.search.stores.store import Address, is_text
+from quintet.search.stores.store import Address
 from quintet.search.vector_search import VectorSearch, read_index
 from quintet.search.vectors import CodeFiles, read_file_sets
 
 PATIENCE = 60.0  # seconds to open an index that is exchanged again and again
-MAX_WORDS = 500  # of a query; a text has some twenty, and the time of a search grows with the words
 AT_ONCE = 512  # items whose fragments are in memory at a time
-Query = str | PILImage | os.PathLike[str]
+Image = PILImage | os.PathLike[str]
+Query = str | Image
 
 
 def open_index(
@@ -80,6 +92,8 @@ class _Opened:
         self.codes: dict[Kind, CodeFiles] = {}
         self._searches: dict[Kind, VectorSearch] = {}
         self._stores: dict[Kind, Store] = {}
+        self._samples: dict[Kind, np.ndarray] = {}
+        self._lock = threading.Lock()
         for kind in KINDS:
             if not manifest.counts[kind]:
                 continue
@@ -113,6 +127,19 @@ class _Opened:
             if all(len(known) >= k or len(hits) < wanted for known, hits in zip(found, answers, strict=True)):
                 return [known[:k] for known in found]
             wanted *= 2
+
+    def sample(self, kind: Kind) -> np.ndarray:
+        """(m, dim): vectors of some items of a kind, spread evenly over its rows."""
+        with self._lock:
+            if kind not in self._samples:
+                rows = self.items.rows(kind)
+                chosen = rows[np.linspace(0, len(rows) - 1, min(SAMPLE, len(rows))).astype(int)]
+                self._samples[kind] = self.vectors(kind, chosen)
+            return self._samples[kind]
+
+    def vectors(self, kind: Kind, rows: np.ndarray) -> np.ndarray:
+        """(n, dim): the vectors of these rows, as queries are compared with them."""
+        return self.codes[kind].vectors(self.manifest.first).pick(rows)
 
     def rerank(
         self, matchers: Mapping[int, Matcher], queries: Mapping[int, Codes], entries: Sequence[Entry], kind: Kind
@@ -210,12 +237,15 @@ class Searcher:
     @overload
     def search(  # type: ignore[overload-overlap]  # a str is also a sequence
         self,
-        query: Query,
+        query: Query | None = ...,
         *,
         k: int = ...,
         kind: Kind | None = ...,
         where: Where | str | None = ...,
         rerank: int | None = ...,
+        image: Image | None = ...,
+        exclude: str | Sequence[str] = ...,
+        duplicates: bool = ...,
     ) -> list[Hit]: ...
     @overload
     def search(
@@ -226,43 +256,62 @@ class Searcher:
         kind: Kind | None = ...,
         where: Where | str | None = ...,
         rerank: int | None = ...,
+        image: Image | None = ...,
+        exclude: str | Sequence[str] = ...,
+        duplicates: bool = ...,
     ) -> list[list[Hit]]: ...
 
     def search(
         self,
-        query: Query | Sequence[Query],
+        query: Query | Sequence[Query] | None = None,
         *,
         k: int = 20,
         kind: Kind | None = None,
         where: Where | str | None = None,
         rerank: int | None = None,
+        image: Image | None = None,
+        exclude: str | Sequence[str] = (),
+        duplicates: bool = False,
     ) -> list[Hit] | list[list[Hit]]:
         """The k items that fit a query best, best first; of a list of queries, a list for each.
 
         - `query`: a text (a string), an image (a PIL image), or the path of an image file (a `Path`).
+        - `image`: an image that results should be like, besides fitting the query. Scores of several parts are in
+          standard deviations above the mean of the index, added up.
+        - `exclude`: texts that results should fit less ("snow").
         - `kind`: "image" or "text"; images, unless the index holds only texts.
-        - `where`: a filter, such as 'path~"holiday/*" and year>=2024'.
+        - `where`: a filter, such as 'path~"holiday/*" and year>=2024 or camera~"Apple*"'.
         - `rerank`: put this many candidates in the order of the whole score (see `search_text`).
+        - `duplicates`: also give results that nearly equal a better one; else they are its `duplicates`.
+
+        The results from the first with `weak` on fit no better than chance.
 
             hits = index.search("a dog in the snow", k=5, where="year>=2024")
             print(hits[0].path, hits[0].score)
         """
-        if isinstance(query, str | PILImage | os.PathLike):
-            return self.search([query], k=k, kind=kind, where=where, rerank=rerank)[0]
+        if query is None or isinstance(query, str | PILImage | os.PathLike):
+            parts: dict[str, Any] = {"image": image, "exclude": exclude, "duplicates": duplicates}
+            given: list[Any] = [image if query is None else query]
+            if query is None:
+                parts["image"] = None
+            return self.search(given, k=k, kind=kind, where=where, rerank=rerank, **parts)[0]
         queries: list[Any] = list(query) if isinstance(query, Iterable) else [query]
-        for each in queries:
+        excluded = [exclude] if isinstance(exclude, str) else list(exclude)
+        for each in [*queries, *([] if image is None else [image])]:
             if not isinstance(each, str | PILImage | os.PathLike):
                 raise SearchError(
                     f"search for a text, a PIL image or the path of an image, not a {type(each).__name__}"
                 )
-        options: dict[str, Any] = {
-            "k": k,
-            "kind": kind or ("image" if self.manifest.counts["image"] else "text"),
-            "where": parse_where(where) if isinstance(where, str) else where,
-        }
+        kind = kind or ("image" if self.manifest.counts["image"] else "text")
+        condition = parse_where(where) if isinstance(where, str) else where
+        if image is not None or excluded:
+            if rerank is not None:
+                raise SearchError("re-ranking takes a query of one part; leave out the image and what to exclude")
+            found = [self._search_parts(each, image, excluded, k, kind, condition, duplicates) for each in queries]
+            return found
         texts = [each for each in queries if isinstance(each, str)]
-        images = [each for each in queries if not isinstance(each, str)]
-        opened = [self.open_image(each) for each in images]
+        opened = [self.open_image(each) for each in queries if not isinstance(each, str)]
+        options: dict[str, Any] = {"k": k, "kind": kind, "where": condition, "duplicates": duplicates}
         by_text = iter(self.search_text(texts, rerank=rerank, **options))
         by_image = iter(self.search_image(opened, rerank=rerank, **options) if opened else [])
         return [next(by_text) if isinstance(each, str) else next(by_image) for each in queries]
@@ -275,6 +324,7 @@ class Searcher:
         kind: Kind = "image",
         where: Where | None = None,
         rerank: int | None = None,
+        duplicates: bool = True,
     ) -> list[list[Hit]]:
         """For each text the k best items of a kind, best first.
 
@@ -285,9 +335,9 @@ class Searcher:
         for text in texts:
             check_query(text, self.encoder.tokenizers)
         codes = self.encoder.encode_texts(texts) if texts else []
-        return self._search(codes, len(texts), "text", kind, k, where, rerank)
+        return self._search(codes, len(texts), "text", kind, k, where, rerank, duplicates)
 
-    def open_image(self, image: PILImage | os.PathLike[str]) -> PILImage:
+    def open_image(self, image: Image) -> PILImage:
         """A query image, decoded as the images of the index were: a large JPEG at a part of its size."""
         return open_image(image if isinstance(image, PILImage) else user_path(image), least=self.encoder.least)
 
@@ -299,13 +349,14 @@ class Searcher:
         kind: Kind = "image",
         where: Where | None = None,
         rerank: int | None = None,
+        duplicates: bool = True,
     ) -> list[list[Hit]]:
         """For each image (as `quintet.data.images.open_image` gives it) the k best items of a kind."""
         self._check(k, kind, rerank)
         self.encoder.require_views()
         prepared = [self.encoder.prepare(image) for image in images]
         codes = self.encoder.encode_images(prepared) if prepared else []
-        return self._search(codes, len(images), "image", kind, k, where, rerank)
+        return self._search(codes, len(images), "image", kind, k, where, rerank, duplicates)
 
     def similar(self, item_id: str, *, k: int = 20, kind: Kind = "image", where: Where | None = None) -> list[Hit]:
         """The items of a kind nearest to one of the index, without itself."""
@@ -315,6 +366,7 @@ class Searcher:
             raise SearchError(_NO_EMBEDDING)
         first, codes = self.manifest.first, self._opened.codes[entry.item.kind]
         known = {member: codes.codes(member, [entry.row], parts=("embedding",)) for member in first}
+        self._check_fields(where)
         (near,) = self._opened.nearest(query_vectors(known, first).numpy(), k + 1, kind, where)
         return [self._hit(*found) for found in near if found[0].item.id != item_id][:k]
 
@@ -328,6 +380,11 @@ class Searcher:
         files = self._opened.codes[entry.item.kind]
         codes = {member: files.codes(member, [entry.row]) for member in members}
         return explain(self.encoder, codes, query, entry.item.kind)
+
+    def strange_words(self, text: str) -> list[str]:
+        """Words of a text that no run of the index knows whole, where they are half of it or more."""
+        found = [strange_words(text, tokenizer) for tokenizer in self.encoder.tokenizers]
+        return min(found, key=len)
 
     def item(self, item_id: str) -> Item:
         return self._opened.items.entry(item_id).item
@@ -402,25 +459,128 @@ class Searcher:
         self.close()
 
     def _search(
-        self, codes: list[Codes], queries: int, asked: Kind, kind: Kind, k: int, where: Where | None, rerank: int | None
+        self,
+        codes: list[Codes],
+        queries: int,
+        asked: Kind,
+        kind: Kind,
+        k: int,
+        where: Where | None,
+        rerank: int | None,
+        duplicates: bool,
     ) -> list[list[Hit]]:
+        self._check_fields(where)
         if not queries or not self.manifest.counts[kind]:
             return [[] for _ in range(queries)]
         if not self.manifest.first:
             self._require_scores(asked, kind)
             entries = self._opened.items.all(kind, where)
-            return [self._reranked(codes, row, entries, kind, k) for row in range(queries)]
+            return [self._hits(self._reranked(codes, row, entries, kind)[:k]) for row in range(queries)]
         vectors = query_vectors(codes, self.manifest.first).numpy()
         if rerank is None or asked == kind:
-            return [[self._hit(*found) for found in hits] for hits in self._opened.nearest(vectors, k, kind, where)]
+            return self._nearest(vectors, k, kind, where, duplicates, judged=asked != kind)
         self._require_scores(asked, kind)
         nearest = self._opened.nearest(vectors, max(k, rerank), kind, where)
-        return [self._reranked(codes, row, [entry for entry, _ in hits], kind, k) for row, hits in enumerate(nearest)]
+        found = [self._reranked(codes, row, [entry for entry, _ in hits], kind) for row, hits in enumerate(nearest)]
+        return [self._hits(hits[:k]) if duplicates else self._collapsed(hits, kind)[:k] for hits in found]
 
-    def _reranked(self, codes: list[Codes], row: int, entries: Sequence[Entry], kind: Kind, k: int) -> list[Hit]:
+    def _search_parts(
+        self,
+        query: Query,
+        image: Image | None,
+        exclude: Sequence[str],
+        k: int,
+        kind: Kind,
+        where: Where | None,
+        duplicates: bool,
+    ) -> list[Hit]:
+        """A query of several parts, by the sum of the deviations of their scores."""
+        self._check(k, kind, None)
+        self._check_fields(where)
+        if not self.manifest.first:
+            raise SearchError(_NO_EMBEDDING)
+        if not self.manifest.counts[kind]:
+            return []
+        parts = [(1.0, self._vector(query)), *([] if image is None else [(1.0, self._vector(image))])]
+        parts += [(-LESS, self._vector(text)) for text in exclude]
+        vector, offset = combined(parts, self._opened.sample(kind))
+        (hits,) = self._nearest(vector[None], k, kind, where, duplicates, judged=False)
+        return [replace(hit, score=hit.score - offset) for hit in hits]
+
+    def _vector(self, query: Query) -> np.ndarray:
+        """(dim,)."""
+        if isinstance(query, str):
+            check_query(query, self.encoder.tokenizers)
+            codes = self.encoder.encode_texts([query])
+        else:
+            self.encoder.require_views()
+            codes = self.encoder.encode_images([self.encoder.prepare(self.open_image(query))])
+        return query_vectors(codes, self.manifest.first).numpy()[0]
+
+    def _nearest(
+        self, vectors: np.ndarray, k: int, kind: Kind, where: Where | None, duplicates: bool, *, judged: bool
+    ) -> list[list[Hit]]:
+        """The first stage, with weak results marked where texts ask for images or the other way round."""
+        if duplicates:
+            found = [self._hits(hits) for hits in self._opened.nearest(vectors, k, kind, where)]
+        else:
+            found = [self._without_duplicates(vector, k, kind, where) for vector in vectors]
+        if not judged or self.manifest.counts[kind] < FEW_ITEMS:
+            return found
+        spreads = [Spread.of(vector, self._opened.sample(kind)) for vector in vectors]
+        return [
+            [replace(hit, weak=spread.deviations(hit.score) < WEAK) for hit in hits]
+            for spread, hits in zip(spreads, found, strict=True)
+        ]
+
+    def _without_duplicates(self, vector: np.ndarray, k: int, kind: Kind, where: Where | None) -> list[Hit]:
+        wanted = 2 * k
+        while True:
+            (near,) = self._opened.nearest(vector[None], wanted, kind, where)
+            hits = self._collapsed(near, kind)
+            if len(hits) >= k or len(near) < wanted:
+                return hits[:k]
+            wanted *= 2
+
+    def _collapsed(self, found: Sequence[tuple[Entry, float]], kind: Kind) -> list[Hit]:
+        """The results without those that nearly equal a better one, which has them as `duplicates`."""
+        rows = np.array([entry.row for entry, _ in found], dtype=np.int64)
+        first = list(range(len(found)))
+        if kind == "image" and len(found) > 1:
+            distance = chance_distance(self._opened.sample(kind))
+            first[:COMPARED] = near_duplicates(self._opened.vectors(kind, rows[:COMPARED]), distance)
+        hits = self._hits(found)
+        more: dict[int, list[Path]] = {}
+        for number, of in enumerate(first):
+            path = hits[number].path
+            if of != number and path is not None:
+                more.setdefault(of, []).append(path)
+        return [
+            replace(hit, duplicates=tuple(more.get(number, ())))
+            for number, hit in enumerate(hits)
+            if first[number] == number
+        ]
+
+    def _check_fields(self, where: Where | None) -> None:
+        """A field that no item has is a mistake."""
+        if where is None or not where.fields:
+            return
+        known = self._opened.items.field_names()
+        for name in where.fields:
+            if name not in known:
+                near = suggest(name, known)
+                near = f"{near} " if near.startswith("did you") else ""
+                raise WhereError(f"filter: nothing in the index has a field {name!r}; {near}It has: {', '.join(known)}")
+
+    def _hits(self, found: Sequence[tuple[Entry, float]]) -> list[Hit]:
+        return [self._hit(*each) for each in found]
+
+    def _reranked(
+        self, codes: list[Codes], row: int, entries: Sequence[Entry], kind: Kind
+    ) -> list[tuple[Entry, float]]:
         matchers = {member: self.encoder.runs[member].matcher for member in self._rerank}
         queries = {member: codes[member][row] for member in self._rerank}
-        return [self._hit(*found) for found in self._opened.rerank(matchers, queries, entries, kind)[:k]]
+        return self._opened.rerank(matchers, queries, entries, kind)
 
     def _hit(self, entry: Entry, score: float) -> Hit:
         try:
@@ -497,25 +657,3 @@ def _number_of(manifest: Manifest, folder: Path) -> int:
         f"the index holds no codes of run {folder}; build it again with --rerank-with {folder} "
         f"(it was built with {', '.join(run.name for run in manifest.runs)})"
     )
-
-
-def check_query(text: str, tokenizers: Sequence[Tokenizer]) -> None:
-    """Raise unless a text has words, not too many, and one that a tokenizer knows."""
-    words = text.split()
-    if not is_text(text):
-        raise SearchError("the query holds characters that are no text: a null character, or half of a surrogate pair")
-    if not words:
-        raise EmptyQuery("the query is empty; say in a few words what the image should show")
-    if len(text) > LONGEST_TEXT or len(words) > MAX_WORDS:
-        raise QueryTooLong(
-            f"the query has {len(text):,} characters and {len(words):,} words; at most {LONGEST_TEXT:,} and "
-            f"{MAX_WORDS} are searched for: a text is enough"
-        )
-    if not any(_knows(tokenizer, text) for tokenizer in tokenizers):
-        shown = " ".join(words)[:100]
-        raise UnknownWords(f"the matcher knows no word of {shown!r}; it was trained on other words: try plain English")
-
-
-def _knows(tokenizer: Tokenizer, text: str) -> bool:
-    special = tokenizer.kinds().special
-    return any(id_ != tokenizer.unknown and not special[id_] for id_ in tokenizer.ids(text))

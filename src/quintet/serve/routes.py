@@ -16,6 +16,7 @@ from quintet.serve.schemas import (
     ExplainQuery,
     ExplanationAnswer,
     Health,
+    ImageQuery,
     IndexAnswer,
     ItemAnswer,
     Results,
@@ -23,7 +24,6 @@ from quintet.serve.schemas import (
     SimilarQuery,
     TextQuery,
     ThumbnailSize,
-    Window,
 )
 from quintet.serve.service import Service
 
@@ -58,9 +58,9 @@ async def search(query: TextQuery, service: Asked) -> Results:
 
 @router.post("/api/search/picture", include_in_schema=False)  # its earlier name
 @router.post("/api/search/image", responses=documented(400, 413, 422), openapi_extra=UPLOAD)
-async def search_by_image(window: Annotated[Window, Query()], request: Request, service: Asked) -> Results:
-    """Search for the images, or the texts, that match an uploaded image best."""
-    return await service.search_image(request.stream(), window)
+async def search_by_image(query: Annotated[ImageQuery, Query()], request: Request, service: Asked) -> Results:
+    """Search for the images, or the texts, that match an uploaded image best, and a text beside it."""
+    return await service.search_image(request.stream(), query)
 
 
 @router.get("/api/similar", responses=documented(404, 422))

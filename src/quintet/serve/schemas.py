@@ -47,7 +47,16 @@ class SimilarQuery(Window):
     id: Text = ItemId
 
 
-class TextQuery(Window):
+class Parts(Window):
+    exclude: list[Text] = Field([], max_length=5, description="Texts that results should fit less.")
+    duplicates: bool = Field(True, description="Also return items that nearly equal a better one.")
+
+
+class ImageQuery(Parts):
+    query: Text | None = Field(None, description="A text that results should fit, too.")
+
+
+class TextQuery(Parts):
     query: Text = Field(description="A text.", examples=["a brown dog runs through water"])
 
 
@@ -79,6 +88,8 @@ class ItemAnswer(BaseModel):
 class HitAnswer(BaseModel):
     item: ItemAnswer
     score: float
+    weak: bool = Field(False, description="The item fits no better than chance.")
+    duplicates: int = Field(0, description="How many items that nearly equal it are left out.")
 
 
 class Results(BaseModel):
@@ -90,7 +101,10 @@ class Results(BaseModel):
     def of(cls, hits: list[Hit], window: Window, seconds: float) -> Results:
         """The window of a list that has one hit more than the window needs, if there are so many."""
         end = window.offset + window.limit
-        shown = [HitAnswer(item=ItemAnswer.of(hit.item), score=hit.score) for hit in hits[window.offset : end]]
+        shown = [
+            HitAnswer(item=ItemAnswer.of(hit.item), score=hit.score, weak=hit.weak, duplicates=len(hit.duplicates))
+            for hit in hits[window.offset : end]
+        ]
         return cls(hits=shown, more=len(hits) > end and end <= LAST_OFFSET, seconds=round(seconds, 4))
 
 

@@ -22,7 +22,7 @@ from quintet.search.stores.where import Where, parse_where
 from quintet.serve.access import Clients, Keys
 from quintet.serve.decoder import Decoders, anonymous_file
 from quintet.serve.prometheus import Metrics
-from quintet.serve.schemas import Results, Window
+from quintet.serve.schemas import ImageQuery, Parts, Results, Window
 from quintet.serve.settings import Settings
 from quintet.serve.thumbnails import Thumbnail, Thumbnails, open_file
 from quintet.serve.watcher import IndexWatcher, Searchers
@@ -109,10 +109,17 @@ class Service:
         return self.watcher.error if self.watcher else None
 
     async def search_text(self, query: str, window: Window) -> Results:
+        if isinstance(window, Parts) and window.exclude:
+            return await self._list(
+                window,
+                lambda searcher, **options: searcher.search(
+                    query, **{"duplicates": True, **options}, exclude=window.exclude
+                ),
+            )
         rerank = self.settings.rerank if window.kind == "image" else None
         return await self._list(window, lambda searcher, **options: searcher.search_text([query], **options)[0], rerank)
 
-    async def search_image(self, chunks: AsyncIterator[bytes], window: Window) -> Results:
+    async def search_image(self, chunks: AsyncIterator[bytes], window: ImageQuery) -> Results:
         """`chunks` are read one by one, so that too many large uploads are refused before they fill the memory."""
         size = 0
         with anonymous_file() as file:
@@ -127,15 +134,18 @@ class Service:
             finally:
                 self._uploading -= size
 
-    async def _like(self, file: IO[bytes], window: Window) -> Results:
+    async def _like(self, file: IO[bytes], window: ImageQuery) -> Results:
         image = cache(lambda: self.decoders.pixels(file, "the uploaded photo", self.settings.max_pixels))
 
         def search(searcher: Searcher, **options: Any) -> list[Hit]:
-            return searcher.search_image([image()], **options)[0]
+            if window.query is None and not window.exclude:
+                return searcher.search_image([image()], **options)[0]
+            parts = {"image": image(), "exclude": window.exclude, "duplicates": True, **options}
+            return searcher.search(window.query, **parts)
 
-        return await self._list(
-            window, search, self.settings.rerank if window.kind == "text" else None, pool=self._uploads
-        )
+        is_plain = window.query is None and not window.exclude
+        rerank = self.settings.rerank if window.kind == "text" and is_plain else None
+        return await self._list(window, search, rerank, pool=self._uploads)
 
     async def similar(self, item_id: str, window: Window) -> Results:
         return await self._list(window, lambda searcher, **options: searcher.similar(item_id, **options))
@@ -182,7 +192,9 @@ class Service:
         depth = window.offset + window.limit + 1  # one more than shown: tells whether there are more
 
         def hits(searcher: Searcher) -> list[Hit]:
-            options = {"kind": window.kind, "where": where}
+            options: dict[str, Any] = {"kind": window.kind, "where": where}
+            if isinstance(window, Parts) and not window.duplicates:
+                options["duplicates"] = False
             if rerank is None:
                 return search(searcher, k=depth, **options)
             best = search(searcher, k=min(depth, rerank), rerank=rerank, **options)

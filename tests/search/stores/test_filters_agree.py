@@ -63,7 +63,8 @@ clauses = st.builds(
     patterns,
     st.booleans(),
 )
-wheres = st.lists(clauses, min_size=1, max_size=3).map(tuple).map(Where)
+conjunctions = st.lists(clauses, min_size=1, max_size=3).map(tuple)
+wheres = st.builds(Where, conjunctions, st.lists(conjunctions, max_size=2).map(tuple))
 
 
 @pytest.fixture(scope="module", params=ENGINES)
@@ -86,6 +87,9 @@ def filled(request: pytest.FixtureRequest, new_address: Callable[[str], str]) ->
 @example(where=Where((Clause("x", ">", "'; DROP TABLE t0; --", True),)))
 @example(where=Where((Clause("x", "<", "5e-324"),)))
 @example(where=Where(()))
+@example(where=Where((Clause("x", "~", "*%"),), ((Clause("y", ">", "1"),), (Clause("z", "!=", "x"),))))
+@example(where=Where(tuple([Clause("x", "~", "*")] * 200)))
+@example(where=Where((), tuple([(Clause("x", "=", "1"),)] * 199)))
 def test_every_engine_decides_as_matches_does(filled: Store, where: Where) -> None:
     found = filled.search(np.ones((1, 4)), len(METADATA), where)[0]
     expected = [f"i{number}" for number, item in enumerate(METADATA) if where.matches(item)]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quintet.search import WhereError
-from quintet.search.stores.where import COMPARE, Clause, Where, glob, parse_where
+from quintet.search.stores.where import COMPARE, MOST_CLAUSES, Clause, Where, glob, parse_where
 
 texts = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=12)
 clauses = st.builds(
@@ -62,6 +62,26 @@ def test_all_conditions_have_to_hold_and_a_missing_field_fulfils_none() -> None:
     assert parse_where("a=1") & parse_where("b=2") == parse_where("a=1 and b=2")
 
 
+def test_one_alternative_is_enough_and_binds_less() -> None:
+    where = parse_where("a=1 and b=1 OR a=2 or b=3")
+    for a in range(4):
+        for b in range(4):
+            assert where.matches({"a": a, "b": b}) == ((a == 1 and b == 1) or a == 2 or b == 3)
+    assert where.fields == ["a", "b"]
+    assert parse_where(str(where)) == where
+    both = where & parse_where("c=1 or c=2")
+    assert both.matches({"a": 2, "c": 2})
+    assert not both.matches({"a": 2, "c": 3})
+    assert not both.matches({"a": 1, "b": 2, "c": 1})
+
+
+@pytest.mark.parametrize("join", ["and", "or"])
+def test_a_filter_of_very_many_conditions_is_refused_quickly(join: str) -> None:
+    assert parse_where(f" {join} ".join(["a=1"] * MOST_CLAUSES)).matches({"a": 1})
+    with pytest.raises(WhereError, match="at most 200 conditions"):
+        parse_where(f" {join} ".join(["a=1"] * 10_000))
+
+
 @pytest.mark.parametrize(
     ("text", "place", "expected"),
     [
@@ -69,11 +89,13 @@ def test_all_conditions_have_to_hold_and_a_missing_field_fulfils_none() -> None:
         ("year 2023", 6, "one of the operators"),
         ("year==2023", 5, "one of the operators"),
         ("year=", 6, "a value"),
-        ("year>=2023 or kind=image", 12, "`and` or the end"),
-        ("a=1 android=2", 5, "`and` or the end"),
+        ("year>=2023 xor kind=image", 12, "`or` or the end"),
+        ("a=1 android=2", 5, "`and`, `or`"),
+        ("a=1 or", 7, "the name of a field"),
+        ("(a=1 or b=2) and c=3", 1, "the name of a field"),
         ("year=2023 and", 14, "the name of a field"),
         ('path="open', 6, "a value"),
-        ("a=1; drop table", 6, "`and` or the end"),
+        ("a=1; drop table", 6, "`and`, `or`"),
         ("x" * 500 + " ! ", 502, "one of the operators"),
     ],
 )

@@ -340,9 +340,13 @@ def expression(where: Where | None) -> tuple[str, Where | None]:
     >>> expression(parse_where('path~holiday/*'))
     ('(metadata["path"] >= "holiday/" and metadata["path"] < "holiday0")', None)
     """
-    clauses = () if where is None else where.clauses
-    left = tuple(clause for clause in clauses if clause.operator == "~" and not _is_prefix(clause.literal))
-    return " and ".join(map(_clause, clauses)), Where(left) if left else None
+    alternatives = ((),) if where is None else where.alternatives
+    texts = [" and ".join(map(_clause, clauses)) for clauses in alternatives]
+    is_left = any(
+        clause.operator == "~" and not _is_prefix(clause.literal) for clauses in alternatives for clause in clauses
+    )
+    joined = " or ".join(f"({text})" for text in texts) if all(texts) and len(texts) > 1 else texts[0]
+    return joined if all(texts) else "", where if is_left else None
 
 
 def id_in(ids: list[str]) -> str:

@@ -232,13 +232,16 @@ def condition(where: Where | None) -> tuple[str, list[Any]]:
     >>> condition(parse_where('kind=image'))
     ('(metadata @> %s::jsonb)', ['{"kind": "image"}'])
     """
-    parts: list[str] = []
+    alternatives: list[str] = []
     values: list[Any] = []
-    for clause in () if where is None else where.clauses:
-        readings = [_comparison(clause, reading) for reading in clause.readings]
-        parts.append("(" + " OR ".join(text for text, _ in readings) + ")")
-        values += [value for _, some in readings for value in some]
-    return " AND ".join(parts) or "true", values
+    for clauses in ((),) if where is None else where.alternatives:
+        parts = []
+        for clause in clauses:
+            readings = [_comparison(clause, reading) for reading in clause.readings]
+            parts.append("(" + " OR ".join(text for text, _ in readings) + ")")
+            values += [value for _, some in readings for value in some]
+        alternatives.append(" AND ".join(parts) or "true")
+    return alternatives[0] if len(alternatives) == 1 else f"({' OR '.join(alternatives)})", values
 
 
 def _comparison(clause: Clause, reading: Scalar) -> tuple[str, list[Any]]:

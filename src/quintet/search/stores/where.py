@@ -102,19 +102,35 @@ class Clause:
 
 @dataclass(frozen=True)
 class Where:
-    """Conditions that all have to hold. An item without a field fulfils no condition on it."""
+    """Conditions that all have to hold, or all of one of the alternatives. An item without a field fulfils no condition
+    on it.
+    """
 
     clauses: tuple[Clause, ...]
+    others: tuple[tuple[Clause, ...], ...] = ()  # joined to the first by `or`
+
+    @property
+    def alternatives(self) -> tuple[tuple[Clause, ...], ...]:
+        return (self.clauses, *self.others)
+
+    @property
+    def fields(self) -> list[str]:
+        """The fields it names, each once."""
+        return list(dict.fromkeys(clause.field for clauses in self.alternatives for clause in clauses))
 
     def matches(self, metadata: Mapping[str, Scalar]) -> bool:
-        return all(clause.field in metadata and clause.holds(metadata[clause.field]) for clause in self.clauses)
+        return any(
+            all(clause.field in metadata and clause.holds(metadata[clause.field]) for clause in clauses)
+            for clauses in self.alternatives
+        )
 
     def __and__(self, other: Where) -> Where:
-        return Where(self.clauses + other.clauses)
+        first, *others = (one + two for one in self.alternatives for two in other.alternatives)
+        return Where(first, tuple(others))
 
     def __str__(self) -> str:
         """As `parse_where` reads it."""
-        return " and ".join(map(str, self.clauses))
+        return " or ".join(" and ".join(map(str, clauses)) for clauses in self.alternatives)
 
 
 TOKENS = {
@@ -123,17 +139,20 @@ TOKENS = {
     "a value": re.compile(
         rf""""(?P<double>(?:[^"\\]|\\.)*)"|'(?P<single>(?:[^'\\]|\\.)*)'|(?P<bare>{BARE.pattern})""", re.DOTALL
     ),
-    "`and` or the end": re.compile(r"and(?!\S)", re.IGNORECASE),
+    "`and`, `or` or the end": re.compile(r"(and|or)(?!\S)", re.IGNORECASE),
 }
-NAME, OPERATOR, VALUE, AND = TOKENS
+NAME, OPERATOR, VALUE, JOIN = TOKENS
+MOST_CLAUSES = 200  # of a filter
 
 
 def parse_where(text: str) -> Where:
-    """Read a filter; an error points at the position.
+    """Read a filter; an error points at the position. `and` binds closer than `or`.
 
     >>> where = parse_where('kind=image and year>=2023')
     >>> where.matches({"kind": "image", "year": 2024}), where.matches({"kind": "image"})
     (True, False)
+    >>> parse_where("year=2023 or year=2024 and kind=text").matches({"kind": "image", "year": 2023})
+    True
     >>> parse_where("year => 2023")
     Traceback (most recent call last):
     ...
@@ -141,18 +160,25 @@ def parse_where(text: str) -> Where:
       year => 2023
             ^
     """
-    position, clauses = 0, []
-    while True:
+    position, alternatives = 0, [list[Clause]()]
+    for _ in range(MOST_CLAUSES):
         name, position = _token(text, position, NAME)
         sign, position = _token(text, position, OPERATOR)
         value, position = _token(text, position, VALUE)
         bare = value["bare"]
         quoted = value["double"] if value["double"] is not None else value["single"]
         literal = bare if bare is not None else re.sub(r"\\(.)", r"\1", quoted, flags=re.DOTALL)
-        clauses.append(Clause(name[0], sign[0], literal, quoted=bare is None))
+        alternatives[-1].append(Clause(name[0], sign[0], literal, quoted=bare is None))
         if not text[position:].strip():
-            return Where(tuple(clauses))
-        _, position = _token(text, position, AND)
+            first, *others = map(tuple, alternatives)
+            return Where(first, tuple(others))
+        join, position = _token(text, position, JOIN)
+        if join[0].lower() == "or":
+            alternatives.append([])
+    raise WhereError(
+        f"a filter has at most {MOST_CLAUSES} conditions; write a field into a JSON file beside each image instead "
+        "(photo.jpg.json), and filter by it"
+    )
 
 
 def _token(text: str, position: int, expected: str) -> tuple[re.Match[str], int]:

@@ -1,0 +1,118 @@
+"""What is asked and how its answers are shown: checked queries, several parts in one, weak results, near-duplicates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from quintet.search import EmptyQuery, QueryTooLong, SearchError, UnknownWords
+from quintet.search.sources import LONGEST_TEXT
+from quintet.search.stores.store import is_text
+
+if TYPE_CHECKING:
+    from quintet.data.tokenizers import Tokenizer
+
+MAX_WORDS = 500  # of a query; a text has some twenty, and the time of a search grows with the words
+SAMPLE = 1024  # items whose scores say how those of a query are spread
+WEAK = 1.8  # standard deviations above the mean of an index; benchmarks/measure/weak_line.py measures it
+FEW_ITEMS = 20  # of fewer, nothing is said
+NEAR = 0.1  # near-duplicates: their squared distance, as a share of that of two items by chance
+COMPARED = 1000  # results whose vectors are compared for it
+LESS = 0.5  # weight of what an image should not show, beside 1 for what it should
+
+
+def check_query(text: str, tokenizers: Sequence[Tokenizer]) -> None:
+    """Raise unless a text has words, not too many, and one that a tokenizer knows."""
+    words = text.split()
+    if not is_text(text):
+        raise SearchError("the query holds characters that are no text: a null character, or half of a surrogate pair")
+    if not words:
+        raise EmptyQuery("the query is empty; say in a few words what the image should show")
+    if len(text) > LONGEST_TEXT or len(words) > MAX_WORDS:
+        raise QueryTooLong(
+            f"the query has {len(text):,} characters and {len(words):,} words; at most {LONGEST_TEXT:,} and "
+            f"{MAX_WORDS} are searched for: a text is enough"
+        )
+    if not any(_knows(tokenizer, text) for tokenizer in tokenizers):
+        shown = " ".join(words)[:100]
+        raise UnknownWords(f"the matcher knows no word of {shown!r}; it was trained on other words: try plain English")
+
+
+def _knows(tokenizer: Tokenizer, text: str) -> bool:
+    special = tokenizer.kinds().special
+    return any(id_ != tokenizer.unknown and not special[id_] for id_ in tokenizer.ids(text))
+
+
+def strange_words(text: str, tokenizer: Tokenizer) -> list[str]:
+    """The words that the tokenizer does not know, or only in pieces, where they are half of the text or more.
+
+    A rare word among others is understood by the others. A query in another language is not understood at all, and no
+    score says so.
+    """
+    kinds = tokenizer.kinds()
+    words = list(dict.fromkeys(word for word in text.lower().split() if any(letter.isalpha() for letter in word)))
+    strange = []
+    for word in words[:MAX_WORDS]:
+        ids = [id_ for id_ in tokenizer.ids(word) if not kinds.special[id_]]
+        if tokenizer.unknown in ids or any(kinds.continues[id_] for id_ in ids) or not word.isascii():
+            strange.append(word)
+    return strange if 2 * len(strange) >= len(words) else []
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How the scores of one query are spread over the items of an index: what makes two queries comparable."""
+
+    mean: float
+    std: float
+
+    @classmethod
+    def of(cls, query: np.ndarray, sample: np.ndarray) -> Spread:
+        """`query`: (dim,); `sample`: (m, dim), vectors of items."""
+        scores = sample.astype(np.float64) @ query.astype(np.float64)
+        return cls(float(scores.mean()), max(float(scores.std()), 1e-9))
+
+    def deviations(self, score: float) -> float:
+        """A score in standard deviations above the mean.
+
+        >>> Spread(0.1, 0.05).deviations(0.25)
+        3.0
+        """
+        return round((score - self.mean) / self.std, 9)
+
+
+def combined(parts: Sequence[tuple[float, np.ndarray]], sample: np.ndarray) -> tuple[np.ndarray, float]:
+    """One query vector of several with their weights, and what is taken from its scores: what comes out is the weighted
+    sum of the deviations of each part's score, so that an image does not outweigh a text whose scores are closer together.
+    """
+    vector, offset = np.zeros(sample.shape[1]), 0.0
+    for weight, query in parts:
+        spread = Spread.of(query, sample)
+        vector += weight * query / spread.std
+        offset += weight * spread.mean / spread.std
+    return vector.astype(np.float32), offset
+
+
+def chance_distance(sample: np.ndarray) -> float:
+    """The mean squared distance of two items by chance."""
+    return 2 * float(sample.astype(np.float64).var(axis=0).sum())
+
+
+def near_duplicates(vectors: np.ndarray, distance: float) -> list[int]:
+    """For each row, best first, the number of the first row that it nearly equals, or its own.
+
+    >>> near_duplicates(np.array([[0.0, 1.0], [1.0, 0.0], [0.0, 0.9]]), distance=2.0)
+    [0, 1, 0]
+    """
+    found, kept = list[int](), list[int]()
+    rows = vectors.astype(np.float64)
+    for number, row in enumerate(rows):
+        apart = ((rows[kept] - row) ** 2).sum(axis=1)  # (kept,)
+        same = np.flatnonzero(apart <= NEAR * distance)
+        found.append(kept[same[0]] if len(same) else number)
+        if not len(same):
+            kept.append(number)
+    return found
