@@ -85,8 +85,8 @@ class Spread:
 
 
 def combined(parts: Sequence[tuple[float, np.ndarray]], sample: np.ndarray) -> tuple[np.ndarray, float]:
-    """One query vector of several with their weights, and what is taken from its scores: what comes out is the weighted
-    sum of the deviations of each part's score, so that an image does not outweigh a text whose scores are closer together.
+    """One query vector of several with their weights, and what is taken from its scores. What comes out is the weighted
+    sum of the deviations of the parts, so that an image does not outweigh a text whose scores are closer together.
     """
     vector, offset = np.zeros(sample.shape[1]), 0.0
     for weight, query in parts:
