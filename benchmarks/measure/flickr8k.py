@@ -41,7 +41,7 @@ from quintet.losses import OBJECTIVES
 from quintet.models import MODELS
 from quintet.registry import Registry
 from quintet.studies.variants import differences
-from quintet.training.recipe_models import Recipe
+from quintet.training.recipe import parse_recipe
 
 RESULTS = Path(__file__).parents[1] / "results"
 HEARTBEAT = 30.0  # seconds between two lines about what is running
@@ -148,7 +148,7 @@ def work(rows: Sequence[Row], setup: Setup, minutes: float | None) -> Schedule:
 
 def whole(recipe: dict[str, Any]) -> dict[str, Any]:
     """A recipe with everything that it leaves to defaults: one on record may be older than a setting."""
-    found = Recipe.model_validate(recipe).model_dump(mode="json", by_alias=True)
+    found = parse_recipe(recipe).model_dump(mode="json", by_alias=True)
     found["matcher"] = _defaults(MODELS, found["matcher"]["name"]) | found["matcher"]
     for stage in found["stages"]:
         stage["loss"] = {name: _defaults(OBJECTIVES, name) | given for name, given in stage["loss"].items()}

@@ -10,9 +10,14 @@ from benchmarks.grids.rows import STUDIES
 
 Pairs = tuple[tuple[str, str], ...]
 LOSSES = tuple(STUDIES["aoq"])
+# SCAN i2t's first round is 23 rsum below the same round after a warm-up by the mean: any second round beats it.
+WEAK_FIRST_ROUND = ("scan-i2t",)
 AOQ = tuple(
     dict.fromkeys(
-        one.name for grid in GRIDS.values() for one in grid.methods if one.study == "aoq" and not one.variants
+        one.name
+        for grid in GRIDS.values()
+        for one in grid.methods
+        if one.study == "aoq" and not one.variants and one.name not in WEAK_FIRST_ROUND
     )
 )
 
@@ -73,7 +78,7 @@ MMCA = PaperTable(
     {
         "mmca": (74.2, 54.8),
         "scan-t2i-online": (67.4, 48.6),
-        "scan-i2t-online": (67.4, 48.6),
+        "scan-i2t-mean-online": (67.4, 48.6),
         "vse-avg-online": (52.9, 39.6),
     },
     "The paper has one row of SCAN, and VSE++ from whole images; here all read the same features.",
@@ -107,6 +112,11 @@ WORDS_SCENES = (
     "every matcher has its own small recipe: this compares the recipes, not the methods."
 )
 
+I2T_LEFT_OUT = {
+    "flickr8k": "SCAN i2t is left out: its first round with the recipe's warm-up is far below the same round with a "
+    "warm-up by the mean (`scan-i2t-mean-online`), and against it any second round wins."
+}
+
 
 def _rounds(better: str, worse: str) -> Pairs:
     return tuple((f"{method}-{better}", f"{method}-{worse}") for method in AOQ)
@@ -127,6 +137,7 @@ CLAIMS = (
         "OffTri beats the online triplet loss",
         "AOQ, Table 1 (COCO 1K, rsum): SCAN 507.9 to 508.5, BFAN 510.7 to 513.4, VSRN 516.8 to 518.6",
         _rounds("off-tri", "online"),
+        grid_notes=I2T_LEFT_OUT,
     ),
     Claim(
         "OffQuin beats OffTri",
@@ -142,6 +153,7 @@ CLAIMS = (
         "AdapOffQuin beats the online triplet loss",
         "AOQ, Table 2 (Flickr30K, rsum): SCAN 465.0 to 473.2, BFAN 470.4 to 486.7, VSRN 482.6 to 486.3",
         _rounds("adap-off-quin", "online"),
+        grid_notes=I2T_LEFT_OUT,
     ),
     DUAL_PATH.claim(
         "The instance loss beats the ranking loss in stage I", ("dual-path-instance-1", "dual-path-ranking-1")
@@ -189,7 +201,7 @@ CLAIMS = (
     MMCA.claim(
         "MMCA beats SCAN",
         ("mmca", "scan-t2i-online"),
-        ("mmca", "scan-i2t-online"),
+        ("mmca", "scan-i2t-mean-online"),
         not_shown={"scenes": WORDS_SCENES},
         flickr8k=WORDS_FLICKR8K,
     ),
@@ -202,7 +214,7 @@ CLAIMS = (
     MMCA.claim(
         "Attention between regions and words (SCAN) beats one vector each (VSE++)",
         ("scan-t2i-online", "vse-avg-online"),
-        ("scan-i2t-online", "vse-avg-online"),
+        ("scan-i2t-mean-online", "vse-avg-online"),
     ),
     Claim(
         "GPO beats average pooling",

@@ -85,6 +85,13 @@ models and ensembles have separate tables.
 """
 AGREEMENT = """tau-c is the agreement with {judgements:,} expert judgements
 (protocol of CLIPScore, which was trained on 400 million pairs and has {clipscore}). """
+NOT_MEASURED = """
+## Rows of the grid that are not measured
+
+They need a GPU, or days of two processor cores: `python -m benchmarks.measure.flickr8k --grid {grid}` trains what is
+missing.
+
+"""
 PAPER_TABLES_HEAD = """
 ## The papers' tables, with our numbers
 
@@ -160,14 +167,14 @@ def notes_text(results: Results) -> str:
     return "\n## Warnings of training\n\n" + "\n".join(lines) + "\n" if lines else ""
 
 
-def missing_text(missing: Sequence[Row]) -> str:
+def missing_text(grid: str, missing: Sequence[Row]) -> str:
     if not missing:
         return ""
     seeds: dict[str, list[int]] = defaultdict(list)
     for row in missing:
         seeds[row.name].append(row.seed)
     lines = [f"- `{name}`, seed {', '.join(map(str, of_name))}" for name, of_name in seeds.items()]
-    return "\n## Rows of the grid that are not measured\n\n" + "\n".join(lines) + "\n"
+    return NOT_MEASURED.format(grid=grid) + "\n".join(lines) + "\n"
 
 
 def head_text(grid: str, results: Results, done: int, total: int) -> str:
@@ -214,7 +221,7 @@ def page(grid: str, results: Results) -> str:
         CLAIMS_HEAD + "\n" + table(("claim", "difference in rsum", "above 0", "verdict"), verdicts) + "\n",
         *("\n" + claim_text(claim, grid, rows, results) for claim in claims),
         notes_text(results),
-        missing_text(missing),
+        missing_text(grid, missing),
     ]
     return "".join(parts)
 
