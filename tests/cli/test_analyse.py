@@ -52,6 +52,20 @@ def test_chosen_kinds_of_two_runs_as_json(run: Path, tiny_corpus: Path, tmp_path
     assert found["ranks"]["split"] == "dev"
 
 
+def test_the_epochs_that_pass_the_baseline_are_printed(tiny_recipe: dict[str, Any], tmp_path: Path) -> None:
+    second = tiny_recipe["stages"][0] | {"name": "longer", "epochs": 6}
+    train_recipe(parse_recipe(tiny_recipe | {"stages": [*tiny_recipe["stages"], second]}), tmp_path / "r", device="cpu")
+    shown = call(tmp_path / "r", "--what", "curves", "-o", tmp_path / "out").stdout
+    passed = json.loads((tmp_path / "out" / "curves.json").read_text())["passed"]
+    assert passed["baseline"] == "tiny: online"
+    found = passed["epochs"]["tiny: longer"]["t2i_r1"]
+    assert f"image R@1 {'never' if found is None else f'after {found}'}" in shown
+    log = [json.loads(line) for line in (tmp_path / "r" / "stages" / "longer" / "log.jsonl").read_text().splitlines()]
+    values = [row["t2i_r1"] for row in log if row["kind"] == "validation"]
+    above = [number for number, value in enumerate(values, 1) if value > passed["best"]["t2i_r1"]]
+    assert found == (above[0] if above else None)
+
+
 def test_ensembles_stand_beside_runs_in_analyses_of_scores(run: Path, tmp_path: Path) -> None:
     stage = run / "stages" / "online"
     options = ["--ensemble", f"{run},{stage}", "--what", "ranks,distributions,negatives,curves", "--json"]

@@ -14,6 +14,7 @@ from quintet.report.gallery import (
     Direction,
     Retrieval,
     Showing,
+    choose_differences,
     choose_examples,
     choose_failures,
     galleries_html,
@@ -124,3 +125,14 @@ def test_examples_are_drawn_by_the_seed_one_a_group(ranks: Ranks) -> None:
     assert choose_examples(ranks, "t2i", 5, seed=1) == choose_examples(ranks, "t2i", 5, seed=1)
     assert choose_examples(ranks, "t2i", 5, seed=1) != choose_examples(ranks, "t2i", 5, seed=2)
     assert len({row // TEXTS for row in choose_examples(ranks, "t2i", 50)}) == GROUPS
+
+
+def test_queries_that_differ_most_come_first_and_equal_ones_not_at_all() -> None:
+    groups = np.array([0, 1, 2, 3])
+    one = ranks_of_matrix(np.eye(4), groups, groups)
+    worse = np.eye(4)
+    worse[1, 1], worse[3, 3], worse[3, 0] = -1.0, 0.5, 0.9  # ranks 4 and 2 of image 1 and 3
+    other = ranks_of_matrix(worse, groups, groups)
+    assert choose_differences(one, other, "i2t", 9) == choose_differences(other, one, "i2t", 9) == [1, 3]
+    assert choose_differences(one, other, "i2t", 1) == [1]
+    assert choose_differences(one, one, "i2t", 9) == []

@@ -12,10 +12,15 @@ import pytest
 from PIL import Image as PILImage
 from typer.testing import CliRunner
 
+import quintet
 from quintet.cli.main import app
 from quintet.data.corpus import Corpus, Image
 from quintet.data.feature_store import Part, write_manifest
+from quintet.data.negatives import NegativeLists
+from quintet.data.sampling import epoch_batches
 from quintet.errors import QuintetError
+from quintet.report.analysis import Subject
+from quintet.report.anchors import anchors_of
 from quintet.training import stages
 from quintet.training.recipe import parse_recipe
 
@@ -41,11 +46,15 @@ def home(tmp_path_factory: pytest.TempPathFactory, make_corpus: Callable[[Path],
     write_manifest(store, [image.id for image in images], rows, [part], fragments=4, dim=8, tower={"name": "toy"})
     for matcher in ("vse++", "scan"):
         stage = {"name": "online", "loss": {"triplet": {}}, "batches": {"size": 6}, "epochs": 2, "log_every": 2}
+        rounds = [stage]
+        if matcher == "vse++":  # AOQ's second round
+            negatives = {"from": "online", "top_texts": 8, "top_images": 4}
+            rounds.append(stage | {"name": "offline", "loss": {"quintuplet": {}}, "negatives": negatives})
         content = {
             "name": f"tiny-{matcher}",
             "data": {"features": "toy", "corpus": str(folder), "tokenizer": {"min_count": 1}},
             "matcher": {"name": matcher, "embed_dim": 8, "word_dim": 6},
-            "stages": [stage],
+            "stages": rounds,
         }
         stages.train_recipe(parse_recipe(content), root / matcher, device="cpu")
     return root
@@ -86,7 +95,8 @@ def captions(home: Path) -> list[str]:
 
 def test_every_part_is_on_the_page_and_every_figure_is_a_file(public: Path) -> None:
     html = page(public)
-    for anchor in ("results", "training", "ranks", "distributions", "speed", "special", "gallery", "failures", "words"):
+    shown = ("results", "training", "ranks", "distributions", "speed", "special", "gallery", "failures", "differences")
+    for anchor in (*shown, "negatives", "words"):
         assert f'id="{anchor}"' in html
         assert f'href="#{anchor}"' in html
     assert json.loads((public / "report.json").read_text())["left_out"] == {}
@@ -145,10 +155,82 @@ def test_with_photographs_correct_results_are_marked(home: Path, private: Path) 
     assert "&lt;start&gt;" not in attention
 
 
+def section(html: str, anchor: str) -> str:
+    return html.split(f'<section class="part" id="{anchor}">')[1].split('<section class="part"')[0]
+
+
+def test_runs_and_ensembles_stand_side_by_side_on_the_queries_where_they_differ(home: Path, public: Path) -> None:
+    scan, vse = (
+        Subject(quintet.load(home / name, device="cpu"), corpus, corpus.split("test"), name=name)
+        for corpus in [Corpus.open(home / "corpus")]
+        for name in ("scan", "vse++")
+    )
+    html = section(page(public), "differences")
+    assert "<h3>tiny-scan and tiny-vse++</h3>" in html
+    for direction, heading in (("i2t", "image"), ("t2i", "caption")):
+        first, second = (getattr(one.ranks, direction) for one in (scan, vse))
+        ratios = np.maximum((first.best + 1) / (second.best + 1), (second.best + 1) / (first.best + 1))
+        best = int(ratios.argmax())
+        assert ratios[best] > 1
+        side = scan.split.images if direction == "i2t" else scan.split.texts
+        query = html.split(f"{heading} {side[first.rows[best]].id}</span></")[1].split("</section>")[0]
+        ranks = re.findall(r"First correct result at rank (\d+)\.", query)[:2]
+        assert ranks == [str(first.best[best] + 1), str(second.best[best] + 1)]
+        assert query.index("<h4>tiny-scan</h4>") < query.index("<h4>tiny-vse++</h4>")
+
+
+def test_ensembles_stand_side_by_side_too(home: Path) -> None:
+    scan, vse, stage = home / "scan", home / "vse++", home / "vse++" / "stages" / "online"
+    teams = ["--ensemble", f"{scan},{vse}", "--ensemble", f"{scan},{stage}"]
+    report(scan, *teams, "-o", home / "teams")
+    html = section(page(home / "teams"), "differences")
+    assert "<h3>tiny-scan + tiny-vse++ and tiny-scan + tiny-vse++, stage online</h3>" in html
+
+
+def test_anchors_have_the_negatives_that_training_drew(home: Path, public: Path) -> None:
+    corpus = Corpus.open(home / "corpus")
+    train = corpus.split("train")
+    subject = Subject(quintet.load(home / "vse++", device="cpu"), corpus, corpus.split("test"), name="vse")
+    found = anchors_of(subject, 3)
+    assert (found.stage, found.batch_size) == ("offline", 6)
+    assert [anchor.direction for anchor in found.found] == ["i2t"] * 3 + ["t2i"] * 3
+    lists = NegativeLists.open(home / "vse++" / "stages" / "offline" / "negatives")
+    scores = subject.run.score(*subject.run.encode_split(corpus, "train")).numpy()
+    batch = epoch_batches(train, 6, seed=(0, 1, 0), per="texts")[0]
+    for anchor in found.found:
+        matrix, own, other = scores, train.image_groups, train.text_groups
+        columns, table = batch[:, 1], lists.texts
+        if anchor.direction == "t2i":
+            matrix, own, other = scores.T, other, own
+            columns, table = batch[:, 0], lists.images
+        positive, online, offline = anchor.shown
+        assert (positive.kind, online.kind, offline.kind) == ("positive", "online", "offline")
+        assert other[positive.row] == own[anchor.row]
+        wrong = [row for row in columns if other[row] != own[anchor.row]]
+        assert online.score == pytest.approx(max(matrix[anchor.row, row] for row in wrong), abs=1e-5)
+        assert online.row in wrong
+        assert offline.rank is not None
+        assert table[anchor.row, offline.rank - 1] == offline.row
+        for one in anchor.shown:
+            assert one.score == pytest.approx(matrix[anchor.row, one.row], abs=1e-5)
+    html = section(page(public), "negatives")
+    first, *_ = found.found
+    assert f"image {train.images[first.row].id}<" in html
+    assert f"offline, rank {first.shown[2].rank}</th>" in html
+    assert not any(text.text in html for text in train.texts)
+    report(home / "vse++", "--photographs", "-o", home / "photographs")
+    shown = section(page(home / "photographs"), "negatives")
+    assert train.texts[first.shown[2].row].text in shown
+    assert shown.count("<img") == 2 + 2 * 3, "an image for each image anchor, three for each text"
+
+
 def test_a_part_without_material_says_why(home: Path) -> None:
     report(home / "vse++", "-o", home / "embedding")
     assert "has attention" in page(home / "embedding")
-    assert list(json.loads((home / "embedding" / "report.json").read_text())["left_out"]) == ["attention"]
+    assert list(json.loads((home / "embedding" / "report.json").read_text())["left_out"]) == [
+        "differences",
+        "attention",
+    ]
 
 
 def test_an_ensemble_needs_two_runs(home: Path) -> None:

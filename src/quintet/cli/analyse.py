@@ -170,4 +170,20 @@ def _negatives(content: dict[str, Any]) -> Iterator[str]:
             )
 
 
-_SHOWN = {"distributions": _distributions, "correlation": _correlation, "words": _words, "negatives": _negatives}
+def _curves(content: dict[str, Any]) -> Iterator[str]:
+    passed = content["passed"]
+    ways = {"i2t_r1": "text R@1", "t2i_r1": "image R@1"}
+    for label, epochs in passed.get("epochs", {}).items():
+        found = [
+            f"{word} {'never' if epochs[name] is None else f'after {epochs[name]}'}" for name, word in ways.items()
+        ]
+        yield f"{label}: epochs to pass the best of {passed['baseline']}: {', '.join(found)}"
+
+
+_SHOWN = {
+    "curves": _curves,
+    "distributions": _distributions,
+    "correlation": _correlation,
+    "words": _words,
+    "negatives": _negatives,
+}

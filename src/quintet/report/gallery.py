@@ -54,6 +54,18 @@ def choose_failures(ranks: Ranks, direction: Direction, count: int) -> list[int]
     return _one_per_group(queries.rows[order], queries.groups[order], count)
 
 
+def choose_differences(one: Ranks, other: Ranks, direction: Direction, count: int) -> list[int]:
+    """Rows of the queries whose best correct candidates stand furthest apart in two rankings, at most one per group.
+
+    Distances are ratios: rank 1 against 10 is as far as 10 against 100.
+    """
+    first, second = getattr(one, direction), getattr(other, direction)
+    apart = np.abs(np.log((first.best + 1) / (second.best + 1)))
+    order = np.argsort(-apart, kind="stable")
+    order = order[apart[order] > 0]
+    return _one_per_group(first.rows[order], first.groups[order], count)
+
+
 def _one_per_group(rows: np.ndarray, groups: np.ndarray, count: int) -> list[int]:
     _, first = np.unique(groups, return_index=True)
     return rows[np.sort(first)[:count]].tolist()
@@ -115,6 +127,25 @@ def retrieval_html(found: Retrieval, showing: Showing) -> str:
         f'<section class="query beside"><figure>{showing.image(found.row)}</figure>'
         f"<div><p>{note}</p><table>{lines}</table></div></section>"
     )
+
+
+def compared_html(found: Sequence[tuple[str, Retrieval]], showing: Showing) -> str:
+    """One query with the candidates of several runs side by side, each under its name."""
+    _, query = found[0]
+    columns = []
+    for name, retrieval in found:
+        note = f"<h4>{escape(name)}</h4><p>First correct result at rank {retrieval.best_correct}.</p>"
+        if query.direction == "t2i":
+            cards = "".join(_card(one, showing.image(one.row)) for one in retrieval.candidates)
+            columns.append(f'<div>{note}<ol class="small">{cards}</ol></div>')
+        else:
+            lines = "".join(_line(one, showing.text(one.row)) for one in retrieval.candidates)
+            columns.append(f"<div>{note}<table>{lines}</table></div>")
+    if query.direction == "t2i":
+        head = f"<h3>{showing.text(query.row)}</h3>"
+    else:
+        head = f"<figure>{showing.image(query.row)}</figure>"
+    return f'<section class="query">{head}<div class="versus beside">{"".join(columns)}</div></section>'
 
 
 def _card(candidate: Candidate, shown: str) -> str:

@@ -115,6 +115,10 @@ section.query > p { margin: .1rem 0 .6rem; }
 .beside { display: grid; grid-template-columns: minmax(9rem, 14rem) 1fr; gap: 1rem; align-items: start; }
 .beside td, .beside th { text-align: left; white-space: normal; padding: .3rem .5rem; }
 .beside th, .beside td:nth-child(2) { width: 3.5rem; }
+.query > figure { max-width: 14rem; }
+.versus { grid-template-columns: 1fr 1fr; margin-top: .6rem; }
+.kinds th, .kinds td:nth-child(2) { width: auto; white-space: nowrap; }
+h4 { font-size: .95rem; margin: .2rem 0; overflow-wrap: anywhere; }
 tr.right td, tr.right th { font-weight: 600; }
 tr .mark { float: none; white-space: nowrap; }
 .stand-in { display: grid; place-items: center; min-height: 4rem; padding: .5rem; background: var(--line);

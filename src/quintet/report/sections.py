@@ -8,20 +8,26 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
+from torch import Tensor
+
 from quintet.errors import QuintetError
 from quintet.evaluation.human_agreement import Agreement
 from quintet.evaluation.metrics import DIRECTIONS, RECALLS
 from quintet.evaluation.ranks import ScoreBlock
 from quintet.evaluation.result import Result
-from quintet.report.analysis import ANALYSES, Subject
+from quintet.report.analysis import ANALYSES, Ensemble, Subject
 from quintet.report.analysis.speed import draw_accuracy_against_speed
+from quintet.report.anchors import anchors_html, anchors_of
 from quintet.report.figures import DIRECTION_NAMES, panel_images, save_figure
 from quintet.report.gallery import (
     Direction,
     Retrieval,
     Showing,
+    choose_differences,
     choose_examples,
     choose_failures,
+    compared_html,
     galleries_html,
     overlays_html,
     retrieve,
@@ -200,9 +206,67 @@ _HIDDEN = (
 
 
 def run_scores(subject: Subject) -> ScoreBlock:
-    """Scores of a run without filling up tiles: a gallery needs single rows."""
-    images, texts = subject.member.image_codes, subject.member.text_codes
-    return lambda rows, columns: subject.run.score(images[rows], texts[columns])
+    """Scores of a run, or the mean of an ensemble's, without filling up tiles: a gallery needs single rows."""
+
+    def scores(rows: slice, columns: slice) -> Tensor:
+        found = [one.run.score(one.member.image_codes[rows], one.member.text_codes[columns]) for one in subject.parts]
+        return torch.stack(found).mean(dim=0)
+
+    return scores
+
+
+# How many candidates are shown beside each other, as in AOQ's Figures 5, 7 and 8.
+COMPARED: tuple[tuple[Direction, int, str], ...] = (("i2t", 5, "Image to text"), ("t2i", 3, "Text to image"))
+
+
+def differences(material: Material, folder: Path) -> str:
+    """The first run beside each other run, and the first ensemble beside each other one, on the same queries."""
+    teams = [Ensemble(team) for team in material.ensembles.values()]
+    pairs = [(one[0], other) for one in (list(material.subjects), teams) for other in one[1:]]
+    if not pairs:
+        raise QuintetError("there is one run; name a second one, such as its baseline")
+    showing = Showing(material.corpus, material.split, material.settings.photographs)
+    parts = [
+        "<p>Queries whose best correct results stand furthest apart in the two rankings, whichever is better: the five "
+        "best texts of an image and the three best images of a text, as in AOQ's Figures 5, 7 and 8.</p>"
+    ]
+    parts += [] if material.settings.photographs else [_HIDDEN]
+    for one, other in pairs:
+        parts.append(f"<h3>{escape(one.label)} and {escape(other.label)}</h3>")
+        for direction, count, heading in COMPARED:
+            rows = choose_differences(one.ranks, other.ranks, direction, material.settings.examples)
+            if not rows:
+                parts.append(f"<p>{heading}: no query differs in the rank of its best correct result.</p>")
+            found = [
+                retrieve(run_scores(each), material.split, each.ranks, direction, rows, count) for each in (one, other)
+            ]
+            for both in zip(*found, strict=True):
+                parts.append(compared_html(list(zip((one.label, other.label), both, strict=True)), showing))
+    return "\n".join(parts)
+
+
+def training_negatives(material: Material, folder: Path) -> str:
+    """Anchors with their online and offline negatives (AOQ, Figure 3), of the first run that trained with lists."""
+    reasons = []
+    for subject in material.subjects:
+        try:
+            found = anchors_of(subject, material.settings.examples)
+        except QuintetError as error:
+            reasons.append(str(error))
+            continue
+        photographs = material.settings.photographs
+        intro = (
+            f"<p>Anchors of the first batch of {found.batch_size} pairs of stage {escape(found.stage)} of "
+            f"{escape(subject.label)}, with their positives, the hardest negatives of that batch (online) and the ones "
+            "drawn from the mined lists (offline, with their ranks there), as in AOQ's Figure 3. Scores are the "
+            "run's.</p>"
+        )
+        return (
+            intro
+            + ("" if photographs else _HIDDEN)
+            + anchors_html(found.found, Showing(material.corpus, found.split, photographs))
+        )
+    raise QuintetError("; ".join(dict.fromkeys(reasons)))
 
 
 def attention(material: Material, folder: Path) -> str:
@@ -231,6 +295,8 @@ PARTS: tuple[tuple[str, str, Callable[[Material, Path], str]], ...] = (
     ("special", "Hard and infrequent samples", special),
     ("gallery", "Searches", gallery),
     ("failures", "Failures", failures),
+    ("differences", "Side by side", differences),
+    ("negatives", "Online and offline negatives", training_negatives),
     ("attention", "Attention", attention),
     ("words", "Discriminative words", analysis("words", "Drop of the score without a word (Dual-Path, Fig. 11).")),
 )  # fmt: skip

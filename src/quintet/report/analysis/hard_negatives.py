@@ -337,7 +337,7 @@ def mined(subjects: Sequence[Subject], options: Options) -> Finding:
                 settings = stage.negatives.model_dump(include=DRAWING)
                 found[f"{subject.label}: {stage.name}"] = {
                     "online": _online(lists, data, stage, options),
-                    "drawn": replay_draws(lists, data.train, _first_epoch(recipe, number, data), **settings),
+                    "drawn": replay_draws(lists, data.train, first_epoch(recipe, number, data), **settings),
                 }
     if not found:
         raise RunError(f"no stage of {', '.join(subject.label for subject in subjects)} trained with mined negatives")
@@ -358,7 +358,7 @@ def _online(lists: NegativeLists, data: TrainingData, stage: StageRecipe, option
     }
 
 
-def _first_epoch(recipe: Recipe, number: int, data: TrainingData) -> Iterator[tuple[np.ndarray, np.random.Generator]]:
+def first_epoch(recipe: Recipe, number: int, data: TrainingData) -> Iterator[tuple[np.ndarray, np.random.Generator]]:
     """The batches of the first epoch of a stage, each with the generator of its draws."""
     batches, seed = recipe.stages[number].batches, (recipe.seed, number, 0)
     plan = epoch_batches(data.train, batches.size, seed=seed, per=batches.per, drop_last=batches.drop_last)

@@ -158,7 +158,25 @@ def curves(subjects: Sequence[Subject], options: Options) -> Finding:
         "losses": (_panels(losses, {name: name for name in shown}), "Losses by epoch"),
     }
     figures = {name: draw_curves(lines, title) for name, (lines, title) in panels.items() if lines}
-    return Finding({"validation": metrics, "losses": losses}, figures)
+    return Finding({"validation": metrics, "losses": losses, "passed": passed_baseline(metrics)}, figures)
+
+
+def passed_baseline(found: Mapping[str, Curves]) -> dict[str, Any]:
+    """The first epoch of every other stage whose R@1 is above the best of the first stage, the baseline; or None.
+
+    >>> online, offline = {"epoch": [1, 2], "i2t_r1": [3.0, 5.0]}, {"epoch": [1, 2], "i2t_r1": [4.0, 6.0]}
+    >>> passed_baseline({"run": {"online": online, "offline": offline}})
+    {'baseline': 'run: online', 'best': {'i2t_r1': 5.0}, 'epochs': {'run: offline': {'i2t_r1': 2}}}
+    """
+    stages = {f"{label}: {stage}": curve for label, run in found.items() for stage, curve in run.items()}
+    if not stages:
+        return {}
+    baseline, *others = stages
+    best = {name: max(stages[baseline][name]) for name in METRICS if stages[baseline].get(name)}
+    epochs = {
+        label: {name: first_epoch_above(stages[label], name, value) for name, value in best.items()} for label in others
+    }
+    return {"baseline": baseline, "best": best, "epochs": epochs}
 
 
 def errors(subjects: Sequence[Subject], options: Options) -> Finding:
