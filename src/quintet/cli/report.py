@@ -73,8 +73,9 @@ def report_command(
 
     The page opens offline; figures are also files, and the numbers JSON. It has results with intervals, training
     curves, recalls and ranks, score distributions, speed, hard and infrequent samples, galleries in both directions,
-    failures, runs side by side where they differ, online and offline negatives, attention and word importance. Galleries and failures are of the first run, which also chooses the hard
-    samples. Without `--photographs`, no file has an image or text of the corpus.
+    failures, runs side by side where they differ, online and offline negatives, attention and word importance.
+    Galleries and failures are of the first run, which also chooses the hard samples. Without `--photographs`, no file
+    has an image or text of the corpus.
     """
     from quintet.runs.run_folder import check_run, default_corpus, default_split
 

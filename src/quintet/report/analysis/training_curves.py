@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike
 from quintet.errors import RunError
 from quintet.report.analysis import Finding, Options, Subject
 from quintet.report.figures import drawing, legend_below, legend_lines, new_panels, plain_numbers, series_styles
+from quintet.training.recipe import load_recipe
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -96,7 +97,10 @@ def has_logs(run: Path | str) -> bool:
 
 
 def _log_files(run: Path | str) -> list[Path]:
-    return sorted(Path(run).glob("stages/*/log.jsonl"))
+    """In the order in which the stages are trained."""
+    paths, recipe = sorted(Path(run).glob("stages/*/log.jsonl")), Path(run) / "recipe.yaml"
+    names = [stage.name for stage in load_recipe(recipe).stages] if recipe.is_file() else []
+    return sorted(paths, key=lambda path: names.index(path.parent.name) if path.parent.name in names else len(names))
 
 
 def _logs(run: Path | str) -> dict[str, list[dict[str, Any]]]:
