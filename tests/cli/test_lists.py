@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import inspect
 import json
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from typer.testing import CliRunner, Result
 
 from quintet.cli.main import app
 from quintet.errors import RecipeError
+from quintet.models import MODELS
 from quintet.training.recipe import list_recipes, load_recipe
 
 
@@ -23,6 +25,16 @@ def test_recipes_are_listed_with_their_commands() -> None:
     shown = call("recipes").stdout
     assert "quintet train aoq-vse-scenes --corpus corpora/scenes" in shown
     assert json.loads(call("recipes", "--json").stdout) == list_recipes()
+
+
+@pytest.mark.parametrize("name", MODELS.names())
+def test_the_arguments_of_a_matcher_are_shown_as_a_recipe_writes_them(name: str) -> None:
+    shown = json.loads(call("models", name, "--json").stdout)
+    for key, parameter in MODELS.parameters(name).items():
+        if parameter.default is inspect.Parameter.empty:
+            assert shown[key] == "needed"
+        else:
+            assert yaml.safe_load(shown[key]) == json.loads(json.dumps(parameter.default))  # a tuple is a list there
 
 
 @pytest.mark.parametrize("words", [["show", "aoq-vse-scenes"], ["aoq-vse-scenes"]])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from typing import Annotated
 
 import typer
@@ -24,7 +25,7 @@ def models_command(
 ) -> None:
     """List the matchers, or the arguments of one.
 
-    Arguments are set in a recipe, under `matcher:`.
+    Arguments are set in a recipe, under `matcher:`, and defaults are shown as a recipe writes them.
     """
     from quintet.models import MODELS
 
@@ -33,7 +34,7 @@ def models_command(
         _show(rows, ("matcher", "what it is"), as_json)
         return
     arguments = {
-        key: "needed" if parameter.default is inspect.Parameter.empty else repr(parameter.default)
+        key: "needed" if parameter.default is inspect.Parameter.empty else json.dumps(parameter.default)
         for key, parameter in MODELS.parameters(name).items()
     }
     _show(arguments, ("argument", "default"), as_json)
