@@ -43,6 +43,11 @@ class Result:
         return float(self.content["metrics"]["rsum"])
 
     @property
+    def overlap(self) -> float:
+        """S of Dual-Path's Eq. 10."""
+        return float(self.content["similarities"]["S"])
+
+    @property
     def key(self) -> str:
         return f"{self.name}-seed{self.seed}"
 
@@ -112,13 +117,16 @@ def over_seeds(differences: Sequence[float]) -> Interval | None:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Pairs of results of one seed each: better minus worse."""
+    """Pairs of results of one seed each: better minus worse in rsum, or worse minus better in S."""
 
     pairs: tuple[tuple[Result, Result], ...]
     collapsed: tuple[str, ...] = ()  # runs whose pairs are left out
+    by_overlap: bool = False
 
     @cached_property
     def differences(self) -> list[float]:
+        if self.by_overlap:
+            return [worse.overlap - better.overlap for better, worse in self.pairs]
         return [better.rsum - worse.rsum for better, worse in self.pairs]
 
     @cached_property
@@ -130,7 +138,10 @@ class Comparison:
         return over_seeds([statistics.fmean(differences) for differences in by_seed.values()])
 
     @cached_property
-    def queries(self) -> Interval:
+    def queries(self) -> Interval | None:
+        """None for S, which is of all pairs at once and not a mean over queries."""
+        if self.by_overlap:
+            return None
         return over_queries(np.mean([better.shares - worse.shares for better, worse in self.pairs], axis=0))
 
     @property
@@ -139,16 +150,18 @@ class Comparison:
             return NOT_SCORED if self.collapsed else "not measured"
         if self.seeds is None:
             return "inconclusive (one seed)"
-        if min(self.seeds[0], self.queries[0]) > 0:
+        intervals = [self.seeds, *([self.queries] if self.queries is not None else [])]
+        if min(low for low, _ in intervals) > 0:
             return "confirmed"
-        return "not confirmed" if max(self.seeds[1], self.queries[1]) < 0 else "inconclusive"
+        return "not confirmed" if max(high for _, high in intervals) < 0 else "inconclusive"
 
     def cells(self) -> tuple[str, ...]:
         if not self.pairs:
             return ("", "", "", "", self.verdict)
-        mean = f"{statistics.fmean(self.differences):+.1f}"
+        form = "{:+.3f}" if self.by_overlap else "{:+.1f}"
+        mean = form.format(statistics.fmean(self.differences))
         above = f"{sum(difference > 0 for difference in self.differences)} of {len(self.pairs)}"
-        return mean, above, interval_text(self.seeds), interval_text(self.queries), self.verdict
+        return mean, above, interval_text(self.seeds, form), interval_text(self.queries, form), self.verdict
 
 
 def series_names(rows: Sequence[Row]) -> dict[str | None, dict[str, str]]:
@@ -173,7 +186,7 @@ def pairs_of_grid(rows: Sequence[Row], pairs: Sequence[tuple[str, str]]) -> list
     ]
 
 
-def compare(results: Results, pairs: Sequence[tuple[str, str]]) -> Comparison:
+def compare(results: Results, pairs: Sequence[tuple[str, str]], by_overlap: bool = False) -> Comparison:
     """All seeds in which both sides of a pair were measured, but those in which one of them collapsed."""
     collapsed = {one.key for seeds in results.values() for one in seeds.values() if one.collapsed}
     found: list[tuple[Result, Result]] = []
@@ -186,7 +199,7 @@ def compare(results: Results, pairs: Sequence[tuple[str, str]]) -> Comparison:
             left_out |= dict.fromkeys(key for key in runs if key in bad)
             if not bad:
                 found.append((one[seed], other[seed]))
-    return Comparison(tuple(found), tuple(left_out))
+    return Comparison(tuple(found), tuple(left_out), by_overlap)
 
 
 def interval_text(edges: Interval | None, form: str = "{:+.1f}") -> str:

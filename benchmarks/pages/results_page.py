@@ -102,9 +102,10 @@ only the hardest.
 CLAIMS_HEAD = """
 ## Claims of the papers
 
-Each claim is an ordering. Differences in rsum are taken seed by seed, better minus worse according to the paper; *above
-0* counts the pairs of runs that agree with the paper. There are two 95 % intervals: *over seeds* (Student's t over the
-means of the seeds) and *over queries* (paired bootstrap over test groups). **Confirmed**: both are above 0. **Not
+Each claim is an ordering. Differences are taken seed by seed, better minus worse according to the paper: of rsum, or
+where a claim is about S, of S with the sign turned round, because less is better. *Above 0* counts the pairs of runs
+that agree with the paper. There are two 95 % intervals: *over seeds* (Student's t over the means of the seeds) and
+*over queries* (paired bootstrap over test groups; S has none). **Confirmed**: both are above 0. **Not
 confirmed**: both are below 0, so the opposite was measured. Everything else is **inconclusive**: the difference is
 small, or the few seeds vary too much to be sure of its sign. **Not scored**: this setting cannot show the claim, and
 its section says why; or all runs of a side collapsed in training. A pair with a run that collapsed counts nowhere.
@@ -118,15 +119,16 @@ def scored(claim: Claim, grid: str, found: Comparison) -> tuple[str, ...]:
 
 
 def claim_text(claim: Claim, grid: str, rows: Sequence[Row], results: Results) -> str:
-    columns = ("comparison", "difference in rsum", "above 0", "over seeds", "over queries", "verdict")
+    measure = "S" if claim.by_overlap else "rsum"
+    columns = ("comparison", f"difference in {measure}", "above 0", "over seeds", "over queries", "verdict")
     pairs = pairs_of_grid(rows, claim.pairs)
-    found = {pair: compare(results, [pair]) for pair in pairs}
+    found = {pair: compare(results, [pair], claim.by_overlap) for pair in pairs}
     lines = [
         (f"{better} > {worse} ({one.pairs[0][0].content['tower']})", *scored(claim, grid, one))
         for (better, worse), one in found.items()
         if one.pairs
     ]
-    whole = compare(results, pairs)
+    whole = compare(results, pairs, claim.by_overlap)
     *_, verdict = scored(claim, grid, whole)
     parts = [f"### {claim.title}: {verdict}\n", f"{claim.source}.\n"]
     if grid in claim.not_shown and whole.pairs:
@@ -206,7 +208,8 @@ def page(grid: str, results: Results) -> str:
     claims = [claim for claim in CLAIMS if pairs_of_grid(rows, claim.pairs)]
     verdicts = []
     for claim in claims:
-        mean, above, *_, verdict = scored(claim, grid, compare(results, pairs_of_grid(rows, claim.pairs)))
+        whole = compare(results, pairs_of_grid(rows, claim.pairs), claim.by_overlap)
+        mean, above, *_, verdict = scored(claim, grid, whole)
         verdicts.append((claim.title, mean, above, verdict))
     readings = PAGES[grid].readings
     papers = "".join(paper_table_text(paper, rows, results) for paper in PAPER_TABLES)
@@ -218,7 +221,7 @@ def page(grid: str, results: Results) -> str:
         earlier_text(results) if grid == "flickr8k" else "",
         "\n" + readings.read_text(encoding="utf-8") if readings is not None else "",
         PAPER_TABLES_HEAD + papers if papers else "",
-        CLAIMS_HEAD + "\n" + table(("claim", "difference in rsum", "above 0", "verdict"), verdicts) + "\n",
+        CLAIMS_HEAD + "\n" + table(("claim", "difference", "above 0", "verdict"), verdicts) + "\n",
         *("\n" + claim_text(claim, grid, rows, results) for claim in claims),
         notes_text(results),
         missing_text(grid, missing),

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from quintet.backbones.create import TOWERS
-from quintet.backbones.vgg import VGG, VGGFc7, vgg19
+from quintet.backbones.vgg import VGG, VGGFc7, vgg16, vgg16_fc7, vgg19
 
 
 def test_names_and_size_are_torchvisions() -> None:
@@ -13,6 +13,17 @@ def test_names_and_size_are_torchvisions() -> None:
     assert list(tower.state_dict()) == [f"features.{index}.{leaf}" for index in indices for leaf in ("weight", "bias")]
     assert sum(parameter.numel() for parameter in tower.parameters()) == 20_024_384
     assert tower.dim == 512
+
+
+def test_the_16_layers_have_torchvisions_names_and_size_too() -> None:
+    tower = vgg16()
+    indices = [0, 2, 5, 7, 10, 12, 14, 17, 19, 21, 24, 26, 28]
+    assert list(tower.state_dict()) == [f"features.{index}.{leaf}" for index in indices for leaf in ("weight", "bias")]
+    assert sum(parameter.numel() for parameter in tower.parameters()) == 14_714_688
+    with torch.device("meta"):
+        whole = vgg16_fc7()
+    classes = 4096 * 1000 + 1000
+    assert sum(parameter.numel() for parameter in whole.parameters()) + classes == 138_357_544, "torchvision's VGG-16"
 
 
 def test_it_is_convolutions_and_pooling() -> None:
@@ -42,4 +53,4 @@ def test_fc7_is_the_second_fully_connected_layer_before_its_relu() -> None:
 
 def test_fc7_leaves_only_the_classes_of_a_published_file_out() -> None:
     assert list(VGGFc7((4, 0), width=5).classifier.state_dict()) == ["0.weight", "0.bias", "3.weight", "3.bias"]
-    assert TOWERS["vgg19-fc7"].heads == ("classifier.6.",)
+    assert TOWERS["vgg19-fc7"].heads == TOWERS["vgg16-fc7"].heads == ("classifier.6.",)

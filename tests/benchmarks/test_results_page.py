@@ -73,6 +73,26 @@ def test_readings_follow_from_both_intervals(comparisons: Any, tmp_path: Path) -
     assert reading(comparisons, tmp_path / "nothing") == "not measured"
 
 
+def overlaps(name: str, *values: float) -> list[dict[str, Any]]:
+    made = [content(name, seed, 0.5) for seed in range(len(values))]
+    return [one | {"similarities": {"S": value}} for one, value in zip(made, values, strict=True)]
+
+
+def test_claims_about_s_are_scored_by_s_and_less_is_better(pages: Any, comparisons: Any, tmp_path: Path) -> None:
+    less, more = overlaps("dual-path-full", 0.10, 0.11, 0.09), overlaps("dual-path-instance-2", 0.20, 0.22, 0.21)
+    results = comparisons.read_results(write(tmp_path / "r", *less, *more))
+    found = comparisons.compare(results, [("dual-path-full", "dual-path-instance-2")], by_overlap=True)
+    assert found.differences == pytest.approx([0.10, 0.11, 0.12])
+    assert (found.verdict, found.queries) == ("confirmed", None)
+    other = comparisons.compare(results, [("dual-path-instance-2", "dual-path-full")], by_overlap=True)
+    assert other.verdict == "not confirmed"
+    text = written(pages, tmp_path / "r", "scenes")
+    part = section(text, "### S of both losses together is below that of the instance loss alone", "\n###")
+    assert part.startswith(": confirmed")
+    assert "difference in S" in part
+    assert "+0.110" in part
+
+
 def test_pairs_are_of_one_seed(comparisons: Any, tmp_path: Path) -> None:
     folder = write(
         tmp_path / "r", content("a", 0, 0.5), content("a", 2, 0.6), content("b", 1, 0.5), content("b", 2, 0.4)

@@ -11,6 +11,7 @@ from typer.testing import CliRunner, Result
 from quintet.cli.data import data_app
 from quintet.data.corpus import Corpus
 from quintet.data.formats import FORMATS
+from quintet.data.vocabulary import split_words
 from quintet.errors import CorpusError
 
 
@@ -111,6 +112,23 @@ def test_contact_sheet(imported: Path, tmp_path: Path) -> None:
     result = quintet_data("inspect", imported, "--contact-sheet", tmp_path / "sheet.jpg", "--count", 2)
     assert result.exit_code == 0, result.output
     assert Image.open(tmp_path / "sheet.jpg").format == "JPEG"
+
+
+def test_inspect_counts_what_a_dictionary_keeps(imported: Path, tmp_path: Path) -> None:
+    words = sorted({word for text in Corpus.open(imported).split("train").texts for word in split_words(text.text)})
+    vectors = tmp_path / "vectors.txt"
+    vectors.write_text(f"{words[-1]} 1 2\nelsewhere 1 2\n", encoding="utf-8")
+    result = quintet_data("inspect", imported, "--word-vectors", vectors, "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.output)["dictionary"]
+    assert (found["words"], found["vectors"]["words"]) == (1, len(words))
+    texts = [split_words(text.text) for text in Corpus.open(imported).split("train").texts]
+    kept = sum(text.count(words[-1]) for text in texts) / len(texts)
+    assert found["splits"]["train"]["words_in_a_text"] == pytest.approx(kept)
+    assert found["splits"]["train"]["words_written"] == pytest.approx(sum(map(len, texts)) / len(texts))
+    table = quintet_data("inspect", imported, "--word-vectors", vectors)
+    assert "dictionary: 1 words of the training texts" in table.output
+    assert "--word-vectors FILE or --min-count N" in str(quintet_data("inspect", imported, "--case").exception)
 
 
 def test_inspect_of_something_else(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from quintet.data import word_vectors
 from quintet.data.vocabulary import SPECIAL_TOKENS, WordVocabulary
-from quintet.data.word_vectors import WordVectorReport, initial_embedding, read_word_vectors, words_with_vectors
+from quintet.data.word_vectors import WordVectorReport, initial_embedding, read_word_vectors
 from quintet.errors import QuintetError
 
 WORDS = ["dog", "cat", "hündchen", "."]
@@ -153,12 +153,6 @@ def test_initial_embedding(tmp_path: Path) -> None:
     assert not initial_embedding(vocabulary, tmp_path / "glove.txt", 3, seed=8)[0].equal(table)
     with pytest.raises(QuintetError, match=r"3, not 300.*word_dim"):
         initial_embedding(vocabulary, tmp_path / "glove.txt", dim=300, seed=7)
-
-
-def test_words_that_a_file_has(tmp_path: Path) -> None:
-    (tmp_path / "v.txt").write_text("dog 1 2\nowl 3 4\n", encoding="utf-8")
-    vocabulary = WordVocabulary([*SPECIAL_TOKENS, "cat", "dog"])
-    assert words_with_vectors(tmp_path / "v.txt", vocabulary) == {"dog"}
 
 
 BOMBS = {

@@ -134,6 +134,39 @@ def test_the_other_tables_change_one_thing_of_stage_one(content: dict[str, Any],
     assert study.tables[1].rows[-1].label == "Instance loss, 12 classes"
 
 
+def test_image_towers_are_trained_in_both_stages_with_their_own_weights(tmp_path: Path) -> None:
+    """Tables I, VII and VIII: stage I with the CNN fixed, stage II with all of it, of every tower."""
+    files = {tower: tmp_path / f"{tower}.pth" for tower in ("vgg16", "vgg19", "resnet152")}
+    for file in files.values():
+        file.touch()
+    base = load_recipe("dual-path-cuhk", ["matcher.tower_weights=resnet50.pth"])
+    study = build_study("dual-path", base, tables=[1, 7, 8], **files)
+    labels = [[(row.label, *row.marks) for row in table.rows] for table in study.tables]
+    pairs = {name: [(name, "I"), (name, "II")] for name in ("vgg19-fc7", "resnet50", "resnet152", "vgg16-fc7")}
+    assert labels == [
+        pairs["vgg19-fc7"] + pairs["resnet50"] + pairs["resnet152"],
+        pairs["vgg16-fc7"] + pairs["resnet50"],
+        pairs["vgg19-fc7"] + pairs["resnet50"],
+    ]
+    for key, tower in (("vgg16", "vgg16-fc7"), ("vgg19", "vgg19-fc7"), ("resnet152", "resnet152")):
+        first, second = recipe_of(study, f"{key}-1"), recipe_of(study, f"{key}-2")
+        for recipe in (first, second):
+            given = recipe.matcher.arguments
+            assert (given["tower"], given["tower_weights"]) == (tower, str(files[key]))
+            assert given.get("text_layout", "resnet50") == ("resnet152" if key == "resnet152" else "resnet50")
+        assert first.stages == (base.stages[0],)
+        assert (second.stages[0].init, second.stages[0].freeze) == (f"@{key}-1", ())
+        assert second.stages[0].loss == base.stages[1].loss
+    few = build_study("dual-path", base, tables=[7])
+    assert [row.variant for row in few.tables[0].rows] == ["instance-1", "full"], "towers without weights are no rows"
+
+
+def test_image_towers_need_pixels(base: Recipe) -> None:
+    study = build_study("dual-path", base, tables=[1, 7, 8])
+    assert study.tables == ()
+    assert "reads features" in study.notes[0]
+
+
 def test_random_words_are_the_same_words_without_their_vectors(content: dict[str, Any], tmp_path: Path) -> None:
     study = build_study("dual-path", parse_recipe(with_vectors(content, tmp_path / "vectors.txt")), tables=[5])
     tables, words = {}, {}
@@ -184,8 +217,10 @@ def test_shipped_recipes_have_the_two_stages(name: str, tiny_corpus: Path) -> No
 def test_other_recipes_are_refused(content: dict[str, Any], change: dict[str, Any], message: str) -> None:
     with pytest.raises(RecipeError, match=message):
         build_study("dual-path", parse_recipe(content | change))
-    with pytest.raises(RecipeError, match="5, 6; got 7"):
-        build_study("dual-path", parse_recipe(content), tables=[7])
+    with pytest.raises(RecipeError, match="7, 8; got 9"):
+        build_study("dual-path", parse_recipe(content), tables=[9])
+    with pytest.raises(RecipeError, match="there is no file"):
+        build_study("dual-path", parse_recipe(content), tables=[7], vgg16="missing.pth")
 
 
 def test_losses_and_stages_with_their_overlap(base: Recipe, tiny_corpus: Path, tmp_path: Path) -> None:

@@ -39,6 +39,8 @@ def studies(tmp_path: Path, tiny_corpus: Path) -> list[Study]:
         changes = {"data.corpus": tiny_corpus, "data.tokenizer.word_vectors": tmp_path / "vectors.txt"}
         recipe = load_recipe("dual-path-f30k", [f"matcher.tower={tower}", *(f"{k}={v}" for k, v in changes.items())])
         found.append(build_study("dual-path", recipe, categories=[3000, 10000, 3]))
+    weights = dict.fromkeys(("vgg16", "vgg19", "resnet152"), tmp_path / "vectors.txt")
+    found.append(build_study("dual-path", load_recipe("dual-path-f30k"), tables=[1, 7, 8], **weights))
     return found
 
 
@@ -56,6 +58,7 @@ def beside_ours(studies: list[Study]) -> set[str]:
 def test_every_published_row_stands_beside_a_row_of_ours(studies: list[Study]) -> None:
     named = {key for name in list_studies() for table in load_study(name).tables for key in table.published}
     named |= {key for name in list_studies() for extra in load_study(name).extras.values() for key in extra.published}
+    assert named == set(TABLES)
     found = beside_ours(studies)
     places = {counterparts([key], row.names[0])[0].place: row for key, row in ROWS if key in named}
     assert {place for place, row in places.items() if row.row not in NOT_TRAINED} - found == set()

@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 from quintet.losses import OBJECTIVES
-from quintet.models import MODELS
+from quintet.models import MODELS, create_model
 from quintet.registry import Registry
+from quintet.training.optim import make_optimizer
 from quintet.training.recipe import expand_recipe, list_recipes, load_recipe, load_yaml, parse_recipe, set_field
 from quintet.training.recipe_models import Recipe
 
@@ -103,6 +106,10 @@ def test_every_entry_has_its_place_and_is_about_a_recipe() -> None:
         ("dual-path-f30k", "stages.*.optimizer.lr", 7.0),
         ("dual-path-f30k", "stages.instance.freeze", []),
         ("dual-path-coco", "stages.*.reduction", "sum"),
+        ("dual-path-vgg16-cuhk", "matcher.tower", "vgg19-fc7"),
+        ("dual-path-released-coco", "stages.ranking.loss.ranking.weight", 1),
+        ("dual-path-released-f30k", "stages.*.optimizer.nesterov", False),
+        ("dual-path-released-cuhk", "stages.ranking.loss.instance.text_weight", 0.1),
         ("hrem-fusion-bert-f30k", "stages.online.loss.relation.mechanism", "standalone"),
         ("aoq-bfan-f30k", "stages.offline.loss.quintuplet.alpha", 3),
         ("aoq-scan-scenes", "stages.offline.loss.quintuplet.beta", 15),
@@ -118,3 +125,29 @@ def test_a_changed_setting_is_noticed(name: str, path: str, value: Any) -> None:
     content = expand_recipe(name)
     set_field(content, path, value)
     assert disagreements(name, parse_recipe(content))
+
+
+@pytest.mark.parametrize("name", ["dual-path-f30k", "dual-path-released-f30k"])
+def test_every_learning_rate_of_stage_two_is_of_what_it_says(name: str) -> None:
+    """Filters of the image CNN at 0.02 of the rate; as released the first at 0.0001, gains at 0.001, words at 0.001."""
+    recipe = load_recipe(name)
+    released = "released" in name
+    model = {"image_dim": None, "vocabulary_size": 20, "tower": "resnet50", "tower_pretrained": False}
+    with torch.device("meta"):
+        matcher = create_model("dual-path", **recipe.matcher.arguments | model)
+    module = nn.ModuleDict({"matcher": matcher})
+    optimizer = make_optimizer(module, recipe.stages[1].optimizer)
+    rates = {id(p): group["base_lr"] for group in optimizer.param_groups for p in group["params"]}
+    lr = recipe.stages[1].optimizer.lr
+    tower = "matcher.image_encoder.tower."
+    expected = {
+        f"{tower}conv1.weight": 1e-4 if released else 0.02,
+        f"{tower}layer3.2.conv2.weight": 0.02,
+        f"{tower}layer3.2.bn2.weight": 1e-3 if released else 0.02,
+        f"{tower}layer1.0.downsample.1.weight": 1e-3 if released else 0.02,
+        f"{tower}layer3.2.bn2.bias": 0.02,
+        "matcher.text_encoder.cnn.embed.weight": 1e-3 if released else 1,
+        "matcher.text_encoder.cnn.blocks.0.conv1.weight": 1,
+    }
+    parameters = dict(module.named_parameters())
+    assert {key: rates[id(parameters[key])] / lr for key in expected} == pytest.approx(expected)

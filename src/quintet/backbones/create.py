@@ -48,6 +48,8 @@ TOWERS: dict[str, _Entry] = {
     "resnet50-v1": _Entry("quintet.backbones.resnet:resnet50_v1", ("fc.",)),
     "resnet152": _Entry("quintet.backbones.resnet:resnet152", ("fc.",)),
     "small-cnn": _Entry("quintet.backbones.small:SmallCNN", from_scratch=True),
+    "vgg16": _Entry("quintet.backbones.vgg:vgg16", ("classifier.",)),
+    "vgg16-fc7": _Entry("quintet.backbones.vgg:vgg16_fc7", ("classifier.6.",)),
     "vgg19": _Entry("quintet.backbones.vgg:vgg19", ("classifier.",)),
     "vgg19-fc7": _Entry("quintet.backbones.vgg:vgg19_fc7", ("classifier.6.",)),
 }

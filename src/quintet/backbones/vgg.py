@@ -1,4 +1,4 @@
-"""VGG-19 (Simonyan and Zisserman 2015) with the names of torchvision's weights, up to its last grid or fc7."""
+"""VGG-16 and VGG-19 (Simonyan and Zisserman 2015) with torchvision's names, up to the last grid or fc7."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from quintet.backbones.preprocess import Preprocess
 from quintet.backbones.tower import ImageTower
 
 # The widths of the 3x3 convolutions; 0 is a max pooling that halves both sides.
+LAYERS_16 = (*(64,) * 2, 0, *(128,) * 2, 0, *(256,) * 3, 0, *(512,) * 3, 0, *(512,) * 3, 0)
 LAYERS_19 = (*(64,) * 2, 0, *(128,) * 2, 0, *(256,) * 4, 0, *(512,) * 4, 0, *(512,) * 4, 0)
 
 
@@ -50,6 +51,14 @@ class VGGFc7(VGG):
         grid = F.adaptive_avg_pool2d(self.features(pixels), self.GRID)  # (n, 512, 7, 7)
         fc6 = F.relu(self.classifier["0"](grid.flatten(1)))  # (n, 4096)
         return self.classifier["3"](fc6)[:, :, None, None]  # (n, 4096, 1, 1)
+
+
+def vgg16() -> VGG:
+    return VGG(LAYERS_16)
+
+
+def vgg16_fc7() -> VGGFc7:
+    return VGGFc7(LAYERS_16)
 
 
 def vgg19() -> VGG:

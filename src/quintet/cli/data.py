@@ -112,6 +112,14 @@ def inspect_command(
         bool,
         typer.Option("--check-images", help="Decode every image: list unreadable ones (exit status 1) and duplicates."),
     ] = False,
+    word_vectors: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Count what is left of the texts when only words with a vector are kept."),
+    ] = None,
+    min_count: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Or only words that occur N times in the training texts.")
+    ] = None,
+    case: Annotated[bool, typer.Option("--case", help="Words differ by their capitals there.")] = False,
     sheet: Annotated[
         Path | None,
         typer.Option("--contact-sheet", metavar="FILE", help="Write images and their captions as a .jpg or .png."),
@@ -121,6 +129,8 @@ def inspect_command(
     as_json: JsonOption = False,
 ) -> None:
     """Count and measure a corpus: splits, captions, words, features."""
+    if case and word_vectors is None and min_count is None:
+        raise CorpusError("--case is about a dictionary: add --word-vectors FILE or --min-count N")
     from quintet.data.corpus import Corpus
 
     opened = Corpus.open(corpus)
@@ -133,6 +143,9 @@ def inspect_command(
             opened,
             split=split,
             check_images=check_images,
+            word_vectors=word_vectors,
+            min_count=min_count,
+            case=case,
             progress=lambda done: bar.update(task, completed=done),
         )
     if as_json:
@@ -203,6 +216,8 @@ def _print_facts(console: Console, facts: dict[str, Any]) -> None:
         lengths = f"{words['min']} .. {words['median']} .. {words['max']}" if words else "-"
         table.add_row(escape(name), *counts, per_image, lengths, f"{row['vocabulary']:,}")
     console.print(table)
+    if "dictionary" in facts:
+        _print_dictionary(console, facts["dictionary"])
     for pair, count in facts["groups_in_several_splits"].items():
         console.print(f"[yellow]{count:,} groups are in both splits {escape(pair)}[/yellow]")
     repeated = facts["duplicate_texts"]
@@ -218,6 +233,21 @@ def _print_facts(console: Console, facts: dict[str, Any]) -> None:
     if "image_files" in facts:
         _print_images(console, facts["image_files"])
     _print_notes(console, facts["notes"])
+
+
+def _print_dictionary(console: Console, facts: dict[str, Any]) -> None:
+    vectors = facts["vectors"]
+    said = f"dictionary: {facts['words']:,} words of the training texts"
+    if vectors is not None:
+        said += f"; {vectors['found']:,} of {vectors['words']:,} have a vector in {vectors['file']}"
+        if vectors["other_case"]:
+            said += f", {vectors['other_case']:,} in another case only"
+    console.print(escape(said), highlight=False, soft_wrap=True)
+    table = Table("split", "words a text", "in the dictionary", "texts without")
+    for name, row in facts["splits"].items():
+        means = (f"{row[key]:.1f}" for key in ("words_written", "words_in_a_text"))
+        table.add_row(escape(name), *means, f"{row['texts_without']:,}")
+    console.print(table)
 
 
 def _print_images(console: Console, facts: dict[str, Any]) -> None:

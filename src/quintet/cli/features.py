@@ -36,7 +36,7 @@ def features_command(
         typer.Option(
             metavar="NAME",
             help="Image backbone: efficientnet-lite0, -lite1, -lite2, resnet18, resnet50, resnet152, "
-            "resnet50-v1, vgg19, hf:FOLDER_OR_NAME, timm:NAME; A+B concatenates the channels of two.",
+            "resnet50-v1, vgg16, vgg19, hf:FOLDER_OR_NAME, timm:NAME; A+B concatenates the channels of two.",
         ),
     ] = "efficientnet-lite0",
     weights: Annotated[

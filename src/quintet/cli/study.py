@@ -140,6 +140,11 @@ def command_of(study: StudyFile) -> Any:
                 ),
             ]
             default = None
+        elif option.kind == "file":
+            kind = Annotated[
+                Path | None, typer.Option(flag, metavar=option.metavar, help=option.help, rich_help_panel=_PANEL)
+            ]
+            default = None
         else:
             metavar = f"{option.metavar}..."
             kind = Annotated[str | None, typer.Option(flag, metavar=metavar, help=option.help, rich_help_panel=_PANEL)]

@@ -8,6 +8,7 @@ import hashlib
 import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,10 @@ from PIL import Image as PILImage
 from PIL import ImageDraw, ImageFont
 
 from quintet.data.corpus import Corpus, Image, Split
+from quintet.data.dictionary import Dictionary, vector_coverage
 from quintet.data.feature_store import HEADER, FeatureStore, WordFeatures
 from quintet.data.images import open_image, thumbnail
-from quintet.data.vocabulary import split_words
+from quintet.data.vocabulary import SPECIAL_TOKENS, WordVocabulary, split_words
 from quintet.errors import CorpusError, ImageError, QuintetError
 from quintet.files import atomic_write, user_path
 
@@ -34,9 +36,15 @@ def describe(
     *,
     split: str | None = None,
     check_images: bool = False,
+    word_vectors: Path | str | None = None,
+    min_count: int | None = None,
+    case: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> dict[str, Any]:
     """Facts about a corpus, or about one split of it, that JSON can hold.
+
+    With `word_vectors` (a file) or `min_count` they have what is left of the texts of each split when only the words
+    of the training texts that have a vector, and are as frequent, are kept: Dual-Path's dictionary, with `case`.
 
     With `check_images` every image is decoded and its file hashed: unreadable ones and exact copies are listed.
     `progress` is then called with the number of images done.
@@ -54,6 +62,8 @@ def describe(
         "features": _features(corpus),
         "notes": corpus.notes,
     }
+    if word_vectors is not None or min_count is not None:
+        facts["dictionary"] = _dictionary(corpus, chosen, word_vectors, min_count or 1, case)
     if check_images:
         images = {image.id: image for part in chosen for image in part.images}
         facts["image_files"] = _check_images(corpus, images.values(), progress)
@@ -71,6 +81,26 @@ def _describe_split(split: Split) -> dict[str, Any]:
         "images_by_number_of_texts": {str(number): per_image[number] for number in sorted(per_image)},
         "words_in_a_text": _quantiles([len(text) for text in words]),
         "vocabulary": len(vocabulary),
+    }
+
+
+def _dictionary(
+    corpus: Corpus, splits: list[Split], word_vectors: Path | str | None, min_count: int, case: bool
+) -> dict[str, Any]:
+    texts = [text.text for text in corpus.split("train").texts]
+    vocabulary = WordVocabulary.build(texts, min_count=min_count, case=case, drop_unknown=True)
+    coverage = None
+    if word_vectors is not None:
+        coverage, found = vector_coverage(user_path(word_vectors), vocabulary, texts)
+        vocabulary = vocabulary.only(found)
+    kept = {part.name: Dictionary.of(vocabulary, [text.text for text in part.texts]) for part in splits}
+    return {
+        "words": len(vocabulary) - len(SPECIAL_TOKENS),
+        "vectors": None if coverage is None else asdict(coverage),
+        "splits": {
+            name: {"words_in_a_text": part.kept, "words_written": part.written, "texts_without": part.without}
+            for name, part in kept.items()
+        },
     }
 
 

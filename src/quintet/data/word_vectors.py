@@ -60,12 +60,6 @@ def initial_embedding(
     return torch.from_numpy(table), WordVectorReport(int(found.sum()), len(missing), tuple(missing[:10]), dim)
 
 
-def words_with_vectors(path: Path | str, vocabulary: WordVocabulary) -> set[str]:
-    """The words of a vocabulary that a file has a vector for."""
-    _, found = read_word_vectors(path, vocabulary.words)
-    return {word for word, has in zip(vocabulary.words, found, strict=True) if has}
-
-
 def read_word_vectors(path: Path | str, words: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     """(words, dim) float32 vectors, zero where the file has none, and (words,) bool: which were found.
 

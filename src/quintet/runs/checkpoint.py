@@ -154,8 +154,11 @@ def start_run(
     recipe: str | None = None,
     corpus: Path | None = None,
     splits: dict[str, str] | None = None,
+    dictionary: dict[str, Any] | None = None,
 ) -> None:
     """Write what is known before the first step; `splits` are checksums of what it trains and selects on.
+
+    `dictionary`: what its vocabulary keeps of the training texts.
 
     Where that fails, nothing is left. The caller holds the lock (`writing`).
     """
@@ -166,7 +169,9 @@ def start_run(
             write_text(folder / "recipe.yaml", recipe)
         _write_parts(folder, model, tokenizer, image_input)
         write_checksums(folder)
-        head = {"corpus": None if corpus is None else str(corpus.resolve()), "splits": splits}
+        head: dict[str, Any] = {"corpus": None if corpus is None else str(corpus.resolve()), "splits": splits}
+        if dictionary is not None:
+            head["dictionary"] = dictionary
         _write_head(folder, {"name": name, "status": "training", **head})
     except BaseException:
         _clear(folder)

@@ -29,6 +29,7 @@ from quintet.studies.study_file import (
     load_study,
 )
 from quintet.studies.variants import Column, Extra, Layout, Row, Study, Variant, renamed
+from quintet.training.build import without_absent_vectors
 from quintet.training.recipe import list_recipes, parse_recipe, set_field
 from quintet.training.recipe_models import Recipe
 from quintet.training.rounds import ROUNDS, Stages
@@ -87,6 +88,8 @@ class _Expansion:
                 f"study {file.name!r} needs a recipe of matcher {file.matcher!r}; {base.name!r} is of matcher "
                 f"{base.matcher.name!r}"
             )
+        self.notes: list[str] = []
+        base = without_absent_vectors(base, self.notes.append)
         self.file, self.base, self.options = file, base, options
         self.content: Content = base.model_dump(mode="json", by_alias=True)
         self.stage = _stage_with(file.stage_with, base) if file.stage_with is not None else None
@@ -95,7 +98,6 @@ class _Expansion:
             if not self._fulfilled(requirement):
                 raise RecipeError(requirement.otherwise.format_map(self.facts))
         self.variants: dict[str, Variant] = {}
-        self.notes: list[str] = []
         self._whole: dict[str, Content] = {}  # recipes with all defaults, by variant
 
     def study(self) -> Study:
@@ -229,6 +231,8 @@ class _Expansion:
         for path, value in spec.set_if_present.items():
             if _lookup(content, path.format_map(self.facts)) is not None:
                 set_field(content, path.format_map(self.facts), copy.deepcopy(value), where)
+        for path, option in spec.files.items():
+            set_field(content, path.format_map(self.facts), self.options[option], where)
         for setting, others in spec.replace.items():
             own = _Facts(self, content)[setting]
             if own not in others:

@@ -14,7 +14,7 @@ from quintet.studies.published import FILE, published_tables
 from quintet.training.recipe import load_yaml, yaml_text
 from quintet.training.recipe_models import Recipe
 
-Given = dict[str, Any]  # options by name: True, a recipe, or a tuple of numbers
+Given = dict[str, Any]  # options by name: True, a recipe, the path of a file, or a tuple of numbers
 
 
 class _Strict(BaseModel):
@@ -24,7 +24,7 @@ class _Strict(BaseModel):
 class StudyOption(_Strict):
     """What `quintet study NAME` and `build_study` take beside what every study takes."""
 
-    kind: Literal["flag", "int", "float", "recipe"] = Field(description="int and float: one or several numbers")
+    kind: Literal["flag", "int", "float", "recipe", "file"] = Field(description="int and float: one or several numbers")
     help: str
     flag: str | None = Field(None, description="on the command line, where it differs from the option's name")
     metavar: str = "N"
@@ -68,6 +68,7 @@ class VariantSpec(_Strict):
     losses: tuple[str, ...] | None = Field(None, description="these losses alone, with the recipe's arguments")
     set: dict[str, Any] = Field({}, description='fields by path; "@online" is the run folder of the variant online')
     set_if_present: dict[str, Any] = Field({}, description="likewise, where the recipe has the field")
+    files: dict[str, str] = Field({}, description="fields by path that get the file of an option")
     replace: dict[str, dict[str, Any]] = Field({}, description="setting -> the recipe's value -> the variant's")
     keep: tuple[str, ...] = Field(
         (), description="settings that are written out as the recipe or its defaults have them"
@@ -81,7 +82,14 @@ class VariantSpec(_Strict):
     @property
     def changes_recipe(self) -> bool:
         return bool(
-            self.round or self.losses or self.set or self.set_if_present or self.replace or self.keep or self.sweep
+            self.round
+            or self.losses
+            or self.set
+            or self.set_if_present
+            or self.files
+            or self.replace
+            or self.keep
+            or self.sweep
         )
 
 
@@ -155,8 +163,9 @@ class StudyFile(_Strict):
         whens += [extra.when for extra in self.extras.values() if extra.when]
         whens += [spec.recipe for spec in self.variants.values() if spec.recipe]
         sweeps = [name for spec in self.variants.values() for name in _several(spec.sweep or ())]
+        filed = [name for spec in self.variants.values() for name in spec.files.values()]
         implied = [name for option in self.options.values() for name in option.implies]
-        self._check("option", [*whens, *sweeps, *implied], self.options)
+        self._check("option", [*whens, *sweeps, *filed, *implied], self.options)
         tables = [table.requires.setting for table in self.tables if table.requires]
         replaced = [name for spec in self.variants.values() for name in spec.replace]
         kept = [name for spec in self.variants.values() for name in spec.keep]
@@ -194,6 +203,10 @@ class StudyFile(_Strict):
             if not isinstance(value, Recipe):
                 raise RecipeError(f"option {name!r} of study {self.name!r} takes a recipe, got {value!r}")
             return value
+        if option.kind == "file":
+            if not Path(value).is_file():
+                raise RecipeError(f"option {name!r} of study {self.name!r}: there is no file {value}")
+            return str(Path(value).resolve())
         values = tuple(value) if isinstance(value, list | tuple) else (value,)
         types = int if option.kind == "int" else (int, float)
         for number in values:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from quintet import distributed
 from quintet.backbones.text_encoder import text_encoder_config
 from quintet.data.corpus import Split
+from quintet.data.dictionary import Dictionary
 from quintet.data.tokenizers import Tokenizer
 from quintet.data.vocabulary import WordVocabulary
 from quintet.errors import RecipeError
@@ -34,13 +35,45 @@ OBJECTIVE_FILE = "objective.safetensors"
 
 def build_tokenizer(recipe: TokenizerRecipe, train: Split) -> Tokenizer:
     """From a file, or from the texts of the training split and no others."""
+    return build_dictionary(recipe, train)[0]
+
+
+def build_dictionary(recipe: TokenizerRecipe, train: Split) -> tuple[Tokenizer, Dictionary | None]:
+    """The tokenizer, and where its tokens are words, what it keeps of the training texts."""
     texts = [text.text for text in train.texts]
     if recipe.kind == "wordpiece":
         from quintet.data.wordpiece import WordPiece
 
         if recipe.source:
-            return WordPiece.load(recipe.source, recipe.max_length)
-        return WordPiece.train(texts, recipe.size, recipe.max_length)
+            return WordPiece.load(recipe.source, recipe.max_length), None
+        return WordPiece.train(texts, recipe.size, recipe.max_length), None
+    vocabulary = _word_vocabulary(recipe, texts)
+    coverage = None
+    if recipe.word_vectors is not None:
+        from quintet.data.dictionary import vector_coverage
+
+        coverage, found = vector_coverage(recipe.word_vectors, vocabulary, texts)
+        if recipe.vectors_only:
+            vocabulary = vocabulary.only(found)
+    return vocabulary, Dictionary.of(vocabulary, texts, coverage)
+
+
+def without_absent_vectors(recipe: Recipe, note: Callable[[str], None]) -> Recipe:
+    """The recipe itself, or without the word vectors that it names by a bare file name and that are not here.
+
+    Shipped recipes name word2vec's file so. Any other path must exist.
+    """
+    asked = recipe.data.tokenizer.word_vectors
+    if asked is None or asked.exists():
+        return recipe
+    if asked.parent != Path():
+        raise RecipeError(f"data.tokenizer.word_vectors: {asked} does not exist")
+    note(f"the word vectors {asked} are not in this folder; training goes on without them")
+    tokenizer = recipe.data.tokenizer.model_copy(update={"word_vectors": None, "vectors_only": False})
+    return recipe.model_copy(update={"data": recipe.data.model_copy(update={"tokenizer": tokenizer})})
+
+
+def _word_vocabulary(recipe: TokenizerRecipe, texts: list[str]) -> WordVocabulary:
     settings: dict[str, Any] = {
         "special_tokens": recipe.special_tokens,
         "max_length": recipe.max_length,
@@ -48,12 +81,20 @@ def build_tokenizer(recipe: TokenizerRecipe, train: Split) -> Tokenizer:
     }
     if recipe.vocabulary is not None:
         return WordVocabulary.load_scan_json(recipe.vocabulary, case=recipe.case, **settings)
-    vocabulary = WordVocabulary.build(texts, min_count=recipe.min_count, case=recipe.case, **settings)
-    if recipe.vectors_only and recipe.word_vectors is not None:
-        from quintet.data.word_vectors import words_with_vectors
+    return WordVocabulary.build(texts, min_count=recipe.min_count, case=recipe.case, **settings)
 
-        return vocabulary.only(words_with_vectors(recipe.word_vectors, vocabulary))
-    return vocabulary
+
+def tell_dictionary(
+    dictionary: Dictionary, recipe: TokenizerRecipe, info: Callable[[str], None], note: Callable[[str], None]
+) -> None:
+    """Say how large the dictionary is and how far vectors cover it; warn where they are absent or mostly missing."""
+    info(str(dictionary))
+    if dictionary.vectors is not None:
+        info(str(dictionary.vectors))
+        for warning in dictionary.vectors.warnings(recipe.case):
+            note(warning)
+    elif recipe.unknown == "drop":  # a dictionary as Dual-Path's, which is word2vec's
+        note("no word vectors: all words start at random; data.tokenizer.word_vectors=FILE names a file of them")
 
 
 def complete_model(recipe: Recipe, data: TrainingData, tokenizer: Tokenizer) -> dict[str, Any]:

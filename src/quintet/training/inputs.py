@@ -69,7 +69,8 @@ class TrainingData:
         if views is not None and changed:
             from quintet.data.augment import pixel_augmentation
 
-            change = pixel_augmentation(preprocess, crop=views.crop, flip=views.flip)
+            scale = (views.smallest, 1.0)
+            change = pixel_augmentation(preprocess, crop=views.crop, flip=views.flip, scale=scale)
         return PixelImages(self.corpus, preprocess, change)
 
 

@@ -60,9 +60,16 @@ class AugmentRecipe(_Strict):
     crop: Literal["none", "resized", "shift", "squeeze"] = Field(
         "none", description="shift: a crop from a slightly larger image; squeeze: which is made square first"
     )
+    smallest: float = Field(0.08, gt=0, le=1, description="crop: resized: smallest share of the area that is cut out")
     flip: float = Field(0.0, ge=0, le=1, description="probability of a horizontal flip; 0 where left and right matter")
     regions: float = Field(0.0, ge=0, lt=1, description="features: probability of dropping a region")
     words: float = Field(0.0, ge=0, lt=1, description="probability of masking, replacing or dropping a word")
+
+    @model_validator(mode="after")
+    def _sizes_vary(self) -> AugmentRecipe:
+        if self.smallest != type(self).model_fields["smallest"].default and self.crop != "resized":
+            raise ValueError("augment.smallest is of crop: resized; the other crops have one size")
+        return self
 
 
 class DataRecipe(_Strict):

@@ -37,12 +37,14 @@ from quintet.runs.run_folder import (
     verify_files,
 )
 from quintet.training.build import (
+    build_dictionary,
     build_matcher,
     build_objective,
-    build_tokenizer,
     complete_model,
     continue_objective,
     initial_weights,
+    tell_dictionary,
+    without_absent_vectors,
 )
 from quintet.training.inputs import TrainingData, keep_inputs, open_data
 from quintet.training.logs import Display, Silent
@@ -234,7 +236,10 @@ def train_recipe(
         if recipe.data.corpus is not None:
             check_name(recipe.data.corpus)
         data = open_data(recipe, display.note)
-        tokenizer = build_tokenizer(recipe.data.tokenizer, data.train)
+        recipe = without_absent_vectors(recipe, display.note)
+        tokenizer, dictionary = build_dictionary(recipe.data.tokenizer, data.train)
+        if dictionary is not None:
+            tell_dictionary(dictionary, recipe.data.tokenizer, display.info, display.note)
         model = complete_model(recipe, data, tokenizer)
         check_stages(recipe, model, tokenizer, data)
         for stage in recipe.stages:
@@ -250,6 +255,7 @@ def train_recipe(
                 image_input=data.image_input(),
                 corpus=data.corpus.root,
                 splits=data.checksums(),
+                dictionary=None if dictionary is None else dictionary.content(),
             )
         distributed.barrier()
         return _run_stages(recipe, out, data, tokenizer, chosen, display)

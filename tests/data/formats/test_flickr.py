@@ -117,3 +117,15 @@ def test_the_real_flickr8k(shared: Path, tmp_path: Path) -> None:
     assert (len(corpus.images), len(corpus.texts)) == (8000, 40_000)
     assert len(corpus.notes) == 1
     assert "skipped 92 images" in corpus.notes[0]
+
+
+def test_images_in_no_list_are_for_training(tmp_path: Path) -> None:
+    """Dual-Path's split of Flickr30k: Flickr8k's lists of validation and test images, and all others for training."""
+    source = make_source(tmp_path / "s")
+    (source / "Flickr_8k.trainImages.txt").unlink()
+    Image.new("RGB", (4, 4)).save(source / "images" / "4.jpg.1", format="JPEG")
+    corpus = import_corpus("flickr", source, tmp_path / "out", rest=True)
+    assert corpus.splits == {"train": ["1.jpg", "4.jpg.1"], "dev": ["2.jpg"], "test": ["3.jpg"]}
+    assert not any("in no split" in note for note in corpus.notes)
+    with pytest.raises(CorpusError, match="leave train out"):
+        import_corpus("flickr", source, tmp_path / "other", rest=True, train="list.txt")

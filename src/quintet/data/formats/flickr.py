@@ -32,6 +32,7 @@ OPTIONS = {
     "train": "the list of training images",
     "dev": "the list of validation images",
     "test": "the list of test images",
+    "rest": "true: images in no list are training images (Dual-Path's split of Flickr30k, by Flickr8k's lists)",
     "strict": "true: a missing image or an empty caption is an error instead of a note",
 }
 
@@ -44,8 +45,11 @@ def read(
     train: Path | None = None,
     dev: Path | None = None,
     test: Path | None = None,
+    rest: bool = False,
     strict: bool = False,
 ) -> Corpus:
+    if rest and train is not None:
+        raise CorpusError("rest=true makes the training split of the images in no list; leave train out")
     notes = Notes(strict)
     folder = source if source.is_dir() else source.parent
     token_file = source if source.is_file() else given_or_found(tokens, folder, TOKENS, "token file", "tokens")
@@ -54,7 +58,11 @@ def read(
     lists = {
         split: read_lines(given_or_found(given, folder, LISTS[split], f"list of {split} images", split))
         for split, given in (("train", train), ("dev", dev), ("test", test))
+        if split != "train" or not rest
     }
+    if rest:
+        listed = {Path(name).stem for names in lists.values() for name in names}
+        lists["train"] = [image for image in captions if Path(image).stem not in listed]
     entries = _entries(lists, captions, image_folder, notes)
     return assemble(folder.resolve().name, entries, notes, splits=tuple(LISTS))
 
