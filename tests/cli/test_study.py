@@ -141,7 +141,7 @@ def test_a_file_of_ones_own_is_a_study(tiny_recipe: dict[str, Any], tiny_corpus:
     [
         (["aoq"], "name a folder for the study"),
         (["none.yaml", "-o", "x"], "none.yaml does not exist"),
-        (["dual-path", "--tables", "7", "-o", "x"], "takes 2, 3, 4, 5, 6; got 7"),
+        (["dual-path", "--tables", "9", "-o", "x"], "7, 8; got 9"),
         (["aoq", "-o", "x"], "--recipe, or choose it with --matcher"),
         (["aoq", "-o", "x", "--recipe", "vse-scenes", "--matcher", "vse++"], "one of the two"),
         (["aoq", "-o", "x", "--matcher", "vsrn"], "add --corpus"),
