@@ -91,7 +91,7 @@ def import_command(
     target = folder or out
     if target is None:
         raise CorpusError("name the corpus folder to write: `quintet data import FORMAT SOURCE -o CORPUS`")
-    options = _parse_pairs(option or [])
+    options: dict[str, Any] = dict(_parse_pairs(option or []))
     console = Console()
     with work_bar(Console(stderr=True), format, "images") as progress:
         given: dict[str, Any] = {"name": name, "copy": copy, "overwrite": overwrite, "progress": progress}
