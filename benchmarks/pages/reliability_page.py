@@ -1,4 +1,4 @@
-"""The part of docs/reliability.md between its markers, from benchmarks/results/torture.json.
+"""The parts of docs/reliability.md between their markers, from benchmarks/results/torture.json and fuzz.json.
 
 python -m benchmarks.pages.reliability_page
 """
@@ -12,8 +12,7 @@ from typing import Any
 from benchmarks.pages.plain_table import table
 
 ROOT = Path(__file__).resolve().parents[2]
-RESULT, PAGE = ROOT / "benchmarks/results/torture.json", ROOT / "docs/reliability.md"
-BEGIN, END = "<!-- campaign: begin (generated) -->", "<!-- campaign: end -->"
+PAGE = ROOT / "docs/reliability.md"
 TITLES = {
     "interruptions": "Kills, power failures, failing writes",
     "damage": "Damaged files",
@@ -53,15 +52,43 @@ def _text(rows: list[tuple[Any, ...]]) -> list[tuple[str, ...]]:
     return [tuple(str(cell).replace("|", "\\|").replace("\n", " ") for cell in row) for row in rows]
 
 
-def page(text: str, found: dict[str, Any]) -> str:
-    before, _, rest = text.partition(BEGIN)
-    _, marker, after = rest.partition(END)
+def fuzz_section(found: dict[str, Any]) -> str:
+    """A row a target, then what was found."""
+    targets = found["targets"]
+    rows = [
+        (name, one["seconds"], f"{one['executions']:,}", one["edges"], one["inputs"], len(one["crashes"]))
+        for name, one in targets.items()
+    ]
+    versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
+    executions, seconds = (sum(one[key] for one in targets.values()) for key in ("executions", "seconds"))
+    crashes = [
+        (name, each["where"], each["what"], each["said"]) for name, one in targets.items() for each in one["crashes"]
+    ]
+    parts = [
+        f"{found['processors']} processors, {versions}: {executions:,} executions in {seconds / 60:.0f} minutes of "
+        f"fuzzing, **{len(crashes)} crashes** of different kinds.",
+        table(("target", "seconds", "executions", "edges", "inputs kept", "crashes"), _text(rows)),
+    ]
+    if crashes:
+        parts.append(table(("target", "line", "crash", "message"), _text(crashes)))
+    return "\n\n".join(parts)
+
+
+PARTS = {"campaign": ("torture.json", section), "fuzz": ("fuzz.json", fuzz_section)}
+
+
+def page(text: str, part: str, found: dict[str, Any]) -> str:
+    begin, end = f"<!-- {part}: begin (generated) -->", f"<!-- {part}: end -->"
+    before, _, rest = text.partition(begin)
+    _, marker, after = rest.partition(end)
     if not marker:
-        raise SystemExit(f"{PAGE} has no markers for the table")
-    return f"{before}{BEGIN}\n\n{section(found)}\n\n{END}{after}"
+        raise SystemExit(f"{PAGE} has no markers for {part}")
+    return f"{before}{begin}\n\n{PARTS[part][1](found)}\n\n{end}{after}"
 
 
 if __name__ == "__main__":
-    PAGE.write_text(
-        page(PAGE.read_text(encoding="utf-8"), json.loads(RESULT.read_text(encoding="utf-8"))), encoding="utf-8"
-    )
+    text = PAGE.read_text(encoding="utf-8")
+    for part, (result, _) in PARTS.items():
+        path = ROOT / "benchmarks/results" / result
+        text = page(text, part, json.loads(path.read_text(encoding="utf-8")))
+    PAGE.write_text(text, encoding="utf-8")

@@ -144,7 +144,7 @@ def test_errors_say_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(QuintetError, match="folder with a model"):
         create_tower(f"hf:{tmp_path / 'nothing'}")
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(QuintetError, match=r"quintet\[hf\]"):
+    with pytest.raises(QuintetError, match=r"quintet-retrieval\[hf\]"):
         create_tower(f"hf:{tmp_path / 'bare'}")
 
 

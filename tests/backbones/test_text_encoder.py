@@ -90,7 +90,7 @@ def test_errors_say_what_to_do(bert: tuple[str, Any], tmp_path: Path, monkeypatc
     with pytest.raises(QuintetError, match="not a text encoder"):
         HuggingFaceText(str(tmp_path / "vit"))
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(QuintetError, match=r"quintet\[hf\]"):
+    with pytest.raises(QuintetError, match=r"quintet-retrieval\[hf\]"):
         HuggingFaceText(bert[0])
 
 

@@ -67,7 +67,18 @@ def test_files_that_are_no_weights(tmp_path: Path) -> None:
     (tmp_path / "cut.safetensors").write_bytes(b"\x10")
     (tmp_path / "weights.h5").touch()
     save({"epoch": 3}, tmp_path / "other.pth")
-    for name in ("cut.pth", "empty.pth", "cut.safetensors", "weights.h5", "other.pth", "absent.pth"):
+    (tmp_path / "bytes.pth").write_bytes(bytes([2, 125, 113, 1, 40, 88, 130]))  # a pickle that ends in a length
+    (tmp_path / "number.pth").write_bytes(b"zha\x02\x01\x00")
+    for name in (
+        "bytes.pth",
+        "number.pth",
+        "cut.pth",
+        "empty.pth",
+        "cut.safetensors",
+        "weights.h5",
+        "other.pth",
+        "absent.pth",
+    ):
         with pytest.raises(QuintetError, match=name):
             read_weights(tmp_path / name)
 

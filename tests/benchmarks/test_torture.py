@@ -102,7 +102,7 @@ def test_results_of_an_index_are_equal_up_to_rounding(torture: Any) -> None:
 def test_the_page_is_made_of_the_result(torture: Any) -> None:
     page = torture("reliability_page")
     text = (ROOT / "docs/reliability.md").read_text(encoding="utf-8")
-    assert page.page(text, json.loads(RESULT.read_text(encoding="utf-8"))) == text
+    assert page.page(text, "campaign", json.loads(RESULT.read_text(encoding="utf-8"))) == text
 
 
 def test_the_result_has_every_attack_with_its_losses(torture: Any) -> None:

@@ -48,7 +48,7 @@ def test_without_the_extra_it_says_how_to_get_it(
     monkeypatch.setitem(sys.modules, missing, None)
     said = str(serve("index"))
     assert missing in said
-    assert "quintet[serve]" in said
+    assert "quintet-retrieval[serve]" in said
 
 
 def test_options_become_settings(any_index: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

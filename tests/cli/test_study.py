@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,7 @@ def test_a_study_of_one_method_needs_no_matcher(tmp_path: Path) -> None:
         "left-alignment-seed0",
         "text-resnet50-seed0",
     ]
-    assert "No such option: --top" in refused("dual-path", *options, "--top", 4)
+    assert re.search("No such option:? '?--top", refused("dual-path", *options, "--top", 4))
 
 
 def test_a_study_from_the_command_line(recipe: Path, tiny_corpus: Path, tmp_path: Path) -> None:
@@ -211,4 +212,4 @@ def test_sweeps_from_the_command_line(tiny_recipe: dict[str, Any], tiny_corpus: 
     summary = json.loads(study("hrem", *options, *sweeps, "--json").stdout)
     assert list(summary["variants"]) == ["hrem", "relevance_weight0.5", "neighbours0.3", "without-relations"]
     assert summary["extras"].keys() == {"special_samples", "loss_curves"}
-    assert "No such option: --curves" in refused("mmca", "-o", "x", "--recipe", "mmca-scenes", "--curves")
+    assert re.search("No such option:? '?--curves", refused("mmca", "-o", "x", "--recipe", "mmca-scenes", "--curves"))

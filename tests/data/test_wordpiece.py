@@ -88,6 +88,13 @@ def test_state_stands_alone(vocabulary: Path) -> None:
     assert pickle.loads(pickle.dumps(again)).ids("a dog") == [2, 5, 6, 3]  # loader processes get a copy
 
 
+def test_a_template_of_unknown_tokens_is_refused(vocabulary: Path) -> None:
+    state = WordPiece.load(vocabulary).state()
+    assert state["tokenizer"]["post_processor"]["special_tokens"].pop("[SEP]")
+    with pytest.raises(RunError, match="whole tokenizer"):  # not a panic of Rust at the first text
+        WordPiece.from_state(state)
+
+
 def test_training_learns_pieces() -> None:
     pieces = WordPiece.train(TEXTS, size=60)
     assert "[UNK]" not in pieces.tokens("a dog is running")

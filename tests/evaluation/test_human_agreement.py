@@ -72,7 +72,7 @@ def split() -> Split:
 def write(tmp_path: Path) -> Callable[[str], Path]:
     def made(text: str) -> Path:
         path = tmp_path / "ExpertAnnotations.txt"
-        path.write_text(text, encoding="utf-8")
+        path.write_text(text, encoding="utf-8", errors="surrogateescape")
         return path
 
     return made
@@ -124,6 +124,7 @@ def test_an_ensemble_scores_with_the_mean_of_its_members() -> None:
         ("a.jpg b.jpg#0 1 2 3\n", "line 1: expected IMAGE"),
         ("a.jpg\tb.jpg#0\t1\t2\t1\na.jpg\tb.jpg#1\t1\t2\n", "same number of experts"),
         ("\n", "no judgements"),
+        ("a.jpg\tb.jpg#0\t1\t2\t1\n\udce3\n", "line 2: .*UTF-8"),
     ],
 )
 def test_a_damaged_file_is_explained(text: str, says: str, write: Callable[[str], Path]) -> None:

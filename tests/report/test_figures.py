@@ -212,7 +212,7 @@ def test_rank_one_stands_alone_and_every_rank_has_a_bin() -> None:
 
 def test_without_matplotlib_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(QuintetError, match=r"quintet\[report\]"):
+    with pytest.raises(QuintetError, match=r"quintet-retrieval\[report\]"):
         draw_word_means(["red"], [0.2], [4])
 
 

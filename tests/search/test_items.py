@@ -107,6 +107,33 @@ def test_a_database_that_is_none_is_told(path: Path) -> None:
             opener(path)
 
 
+def test_a_damaged_schema_is_told_whatever_its_bytes_are(path: Path) -> None:
+    database = ItemDatabase.open_writer(path, journal="DELETE")
+    database.close()
+    content = path.read_bytes()
+    assert content.count(b"tableitemsitems") == 1
+    content = content.replace(b"tableitemsitems", b"table\xadtemsitems")  # a name that messages quote
+    path.write_bytes(content.replace(b"CREATE TABLE items", b"CREATE TABLX items"))
+    for opened in (ItemDatabase.open_snapshot, ItemDatabase.open_writer):
+        with pytest.raises(SearchError, match="is damaged"):
+            opened(path)
+
+
+def test_a_record_that_cannot_be_as_long_as_it_says_is_damage(path: Path) -> None:
+    class Damaged:
+        def execute(self, *_: object) -> None:
+            raise MemoryError  # as sqlite3 does for such a record
+
+        close = execute
+
+    database = ItemDatabase.open_writer(path)
+    whole, database._connection = database._connection, Damaged()  # type: ignore[assignment]
+    with pytest.raises(StaleIndex, match="MemoryError"):
+        database.query("SELECT * FROM items")
+    assert database.damage() == ["MemoryError"]
+    whole.close()
+
+
 def test_another_programs_database_is_not_written_to(path: Path) -> None:
     with sqlite3.connect(path) as connection:
         connection.execute("CREATE TABLE photos (name TEXT)")

@@ -13,7 +13,7 @@ from quintet.search.stores import Store, StoreHit, Where, file_address, open_sto
 from quintet.search.stores.local import KIND, LocalStore
 from quintet.search.vector_search import VectorSearch
 
-pytest.importorskip("faiss", reason="no FAISS: pip install 'quintet[index]'")
+pytest.importorskip("faiss", reason="no FAISS: pip install 'quintet-retrieval[index]'")
 DIM = 16
 
 

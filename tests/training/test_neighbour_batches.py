@@ -65,7 +65,7 @@ def test_kmeans_of_equal_or_few_vectors() -> None:
 
 def test_without_scikit_learn_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sklearn.cluster", None)
-    with pytest.raises(QuintetError, match=r"pip install 'quintet\[cluster\]'.*batches\.kind=random"):
+    with pytest.raises(QuintetError, match=r"pip install 'quintet-retrieval\[cluster\]'.*batches\.kind=random"):
         kmeans(np.eye(3), 2, seed=(0,))
 
 

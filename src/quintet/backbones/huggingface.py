@@ -67,7 +67,7 @@ def _load_model(name: str, pretrained: bool) -> nn.Module:
         from transformers import AutoConfig, AutoModel
     except ImportError as error:
         raise QuintetError(
-            f"the image tower hf:{name} needs the `hf` extra: `pip install 'quintet[hf]'` ({error})"
+            f"the image tower hf:{name} needs the `hf` extra: `pip install 'quintet-retrieval[hf]'` ({error})"
         ) from None
     source = hub_source(name)
     try:

@@ -157,7 +157,7 @@ def _transformers(name: str) -> Any:
         import transformers
     except ImportError as error:
         raise QuintetError(
-            f"the text encoder {name} needs the `hf` extra: `pip install 'quintet[hf]'` ({error})"
+            f"the text encoder {name} needs the `hf` extra: `pip install 'quintet-retrieval[hf]'` ({error})"
         ) from None
     return transformers
 

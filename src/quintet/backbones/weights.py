@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import pickle
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,7 @@ def read_weights(path: Path | str) -> dict[str, Tensor]:
         raise QuintetError(f"{path}: weights are read from .safetensors, .pth, .pt or .bin files, not {path.suffix!r}")
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
+    except Exception as error:  # noqa: BLE001  # whatever its reader raises on damaged bytes
         raise QuintetError(
             f"{path} cannot be read as plain weights ({first_line(error)}); it is damaged, or it holds "
             "objects other than tensors: save `model.state_dict()` alone"

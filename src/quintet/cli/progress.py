@@ -16,6 +16,7 @@ from rich.progress import (
     ProgressColumn,
     Task,
     TextColumn,
+    TimeElapsedColumn,
     TimeRemainingColumn,
 )
 from rich.text import Text
@@ -29,7 +30,8 @@ def work_bar(console: Console, description: str, unit: str) -> Iterator[Callable
         BarColumn(bar_width=30),
         MofNCompleteColumn(),
         _Rate(unit),
-        TimeColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(elapsed_when_finished=True),
         console=console,
         disable=not console.is_terminal,
     )
@@ -44,16 +46,6 @@ def work_bar(console: Console, description: str, unit: str) -> Iterator[Callable
             bar.update(task, completed=done, total=total)
 
         yield progress
-
-
-class TimeColumn(TimeRemainingColumn):
-    """How long it still takes; of a finished bar, how long it took."""
-
-    def __init__(self) -> None:
-        super().__init__(elapsed_when_finished=True)
-
-    def render(self, task: Task) -> Text:
-        return Text.assemble("took " if task.finished else "left ", super().render(task))
 
 
 class _Rate(ProgressColumn):
@@ -77,7 +69,9 @@ class TrainingDisplay:
             BarColumn(bar_width=30),
             MofNCompleteColumn(),
             TextColumn("steps"),
-            TimeColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
             TextColumn("{task.fields[loss]}"),
             console=console,
             disable=not console.is_terminal,

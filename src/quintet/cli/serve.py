@@ -171,7 +171,7 @@ def serve_command(
         if error.name not in ("fastapi", "starlette", "uvicorn"):
             raise
         raise QuintetError(
-            f"serving needs {error.name}, which is not installed: pip install 'quintet[serve]'"
+            f"serving needs {error.name}, which is not installed: pip install 'quintet-retrieval[serve]'"
         ) from None
 
     console = Console(stderr=True)

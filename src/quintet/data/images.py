@@ -249,7 +249,7 @@ def _open_jxl(file: IO[bytes], name: str, max_pixels: int) -> Image.Image:
     try:
         register_jxl()
     except ImportError:
-        raise ImageError(f"{name} is JPEG XL; reading it needs: pip install 'quintet[photos]'") from None
+        raise ImageError(f"{name} is JPEG XL; reading it needs: pip install 'quintet-retrieval[photos]'") from None
     width, height = jxl_size(file)
     _check_size((width, height), name, max_pixels)
     file.seek(0)

@@ -99,7 +99,7 @@ def raw_preview(file: IO[bytes], name: str) -> IO[bytes]:
     try:
         import rawpy
     except ImportError:
-        raise ImageError(f"{name} is a RAW file; reading them needs: pip install 'quintet[photos]'") from None
+        raise ImageError(f"{name} is a RAW file; reading them needs: pip install 'quintet-retrieval[photos]'") from None
     file.seek(0)
     try:
         with rawpy.RawPy() as raw:

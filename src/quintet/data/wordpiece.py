@@ -163,8 +163,12 @@ def _from_json(saved: Any, where: str) -> HuggingFaceTokenizer:
     if not all(0 <= id_ < MOST_PIECES for id_ in vocabulary.values()):
         raise QuintetError(f"{where}: ids of pieces must lie in 0..{MOST_PIECES - 1:,}")
     try:
-        return _hugging_face().Tokenizer.from_str(json.dumps(saved))
-    except Exception as error:  # noqa: BLE001  # the package raises plain Exception, whatever is wrong
+        tokenizer = _hugging_face().Tokenizer.from_str(json.dumps(saved))
+        tokenizer.encode("a")  # a template that names unknown tokens is told only here, as a panic of Rust
+        return tokenizer
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # noqa: BLE001  # the package raises plain Exception, whatever is wrong, or panics
         raise QuintetError(f"{where} does not hold a whole tokenizer: {error}") from None
 
 

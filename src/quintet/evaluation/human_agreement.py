@@ -17,6 +17,7 @@ import torch
 from numpy.typing import ArrayLike
 
 from quintet.data.corpus import Split
+from quintet.data.formats.assembly import read_lines
 from quintet.errors import CorpusError, QuintetError
 from quintet.evaluation.scoring import Member
 from quintet.evaluation.significance import Interval
@@ -73,11 +74,7 @@ class Agreement:
 def read_expert_annotations(path: Path | str) -> ExpertAnnotations:
     """ExpertAnnotations.txt as distributed: IMAGE TAB CAPTION_ID TAB JUDGEMENT TAB JUDGEMENT TAB JUDGEMENT."""
     path = user_path(path)
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError:
-        raise CorpusError(f"{path} does not exist") from None
-    rows = [_read_line(line, path, number) for number, line in enumerate(lines, 1) if line.strip()]
+    rows = [_read_line(line, path, number) for number, line in enumerate(read_lines(path), 1) if line]
     if not rows:
         raise CorpusError(f"{path} contains no judgements")
     if len({len(row[2]) for row in rows}) > 1:
@@ -87,7 +84,7 @@ def read_expert_annotations(path: Path | str) -> ExpertAnnotations:
 
 
 def _read_line(line: str, path: Path, number: int) -> tuple[str, str, list[int]]:
-    image, *rest = line.strip().split("\t")
+    image, *rest = line.split("\t")
     if len(rest) < 2 or not all(cell in map(str, JUDGEMENTS) for cell in rest[1:]):
         raise CorpusError(
             f"{path}, line {number}: expected IMAGE TAB CAPTION TAB judgements from 1 to 4, found {line[:80]!r}"

@@ -75,7 +75,7 @@ def drawing(function: Callable[P, R]) -> Callable[P, R]:
             import matplotlib
         except ModuleNotFoundError:
             raise QuintetError(
-                "figures need the package matplotlib; install it with `pip install 'quintet[report]'`"
+                "figures need the package matplotlib; install it with `pip install 'quintet-retrieval[report]'`"
             ) from None
         with matplotlib.rc_context(STYLE):
             return function(*args, **kwargs)

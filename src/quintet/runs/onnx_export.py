@@ -123,7 +123,9 @@ def _require_packages() -> None:
         import onnx  # noqa: F401
         import onnxruntime  # noqa: F401
     except ImportError as error:
-        raise QuintetError(f"exporting needs onnx and onnxruntime: `pip install 'quintet[onnx]'` ({error})") from None
+        raise QuintetError(
+            f"exporting needs onnx and onnxruntime: `pip install 'quintet-retrieval[onnx]'` ({error})"
+        ) from None
 
 
 def _require_embeddings(matcher: Matcher) -> None:

@@ -35,6 +35,8 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 LONGEST = 1_000  # characters of a text that filters see
 AT_ONCE = 10_000  # values in one statement; SQLite allows some 32,000
 CACHE_KIB = 16_384  # of the database that a connection keeps in memory
+# What sqlite3 raises: also where a message quotes damaged bytes, and where a record cannot be as long as it says.
+SQLITE_ERRORS = (sqlite3.Error, UnicodeDecodeError, MemoryError)
 RESUMES = "what was committed is unchanged: make room and run the same command again, it resumes"
 
 APPLICATION, SCHEMA = 0x514E5458, 4  # in the head of the file: it is ours, and how its tables are
@@ -147,19 +149,19 @@ class ItemDatabase:
         try:
             source = path if copied is None else copied / path.name
             connection = sqlite3.connect(f"{source.resolve().as_uri()}?mode=rw", uri=True, check_same_thread=False)
-        except sqlite3.Error as error:
+        except SQLITE_ERRORS as error:
             _remove(copied)
-            raise StaleIndex(f"{path} cannot be opened ({error}); build the index again") from None
+            raise StaleIndex(f"{path} cannot be opened ({_why(error)}); build the index again") from None
         try:
             database = cls(connection, path, facts, copied)
             connection.execute("PRAGMA query_only = 1")
             connection.execute("PRAGMA trusted_schema = 0")
             connection.execute("BEGIN")
             database.query("SELECT count(*) FROM items WHERE id = ''")  # from here on the snapshot is held
-        except (sqlite3.Error, SearchError) as error:
+        except (*SQLITE_ERRORS, SearchError) as error:
             connection.close()
             _remove(copied)
-            raise StaleIndex(f"{path} is damaged ({error}); build the index again") from None
+            raise StaleIndex(f"{path} is damaged ({_why(error)}); build the index again") from None
         return database
 
     @classmethod
@@ -179,10 +181,13 @@ class ItemDatabase:
                 connection.execute(f"PRAGMA user_version = {SCHEMA}")
                 for statement in _TABLES.split(";"):
                     connection.execute(statement)
-        except (sqlite3.Error, SearchError) as error:
+        except (*SQLITE_ERRORS, SearchError) as error:
             connection.close()
-            if "not a database" in str(error) or "malformed" in str(error):
-                raise StaleIndex(f"{path} is damaged ({error}); move that file away and build it again") from error
+            damaged = isinstance(error, UnicodeDecodeError | MemoryError)
+            if damaged or "not a database" in str(error) or "malformed" in str(error):
+                raise StaleIndex(
+                    f"{path} is damaged ({_why(error)}); move that file away and build it again"
+                ) from error
             raise error if isinstance(error, SearchError) else _failed(path, error) from error
         return database
 
@@ -197,7 +202,7 @@ class ItemDatabase:
             except BaseException as error:
                 with suppress(sqlite3.Error):
                     self._connection.execute("ROLLBACK")
-                if isinstance(error, sqlite3.Error):
+                if isinstance(error, SQLITE_ERRORS):
                     raise _failed(self.path, error) from error
                 raise
 
@@ -208,8 +213,8 @@ class ItemDatabase:
                 return self._connection.execute(statement, values).fetchall()
         except sqlite3.ProgrammingError:
             raise StaleIndex(f"{self.path} was closed; open the index again") from None
-        except sqlite3.Error as error:
-            raise StaleIndex(f"{self.path} cannot be read ({error}); build the index again") from error
+        except SQLITE_ERRORS as error:
+            raise StaleIndex(f"{self.path} cannot be read ({_why(error)}); build the index again") from error
 
     def change(self, statement: str, values: Iterable[Sequence[object]] = ((),)) -> None:
         """A statement for each of `values`, inside of a transaction."""
@@ -226,7 +231,7 @@ class ItemDatabase:
         try:
             with self._lock, closing(sqlite3.connect(path)) as target:
                 self._connection.backup(target)
-        except sqlite3.Error as error:
+        except SQLITE_ERRORS as error:
             raise SearchError(f"could not copy {self.path}: {error}") from error
 
     # The head: named JSON values
@@ -237,7 +242,7 @@ class ItemDatabase:
         try:
             return json.loads(rows[0][1]) if self.checked(rows) else None
         except (ValueError, TypeError, RecursionError) as error:
-            raise StaleIndex(f"{self.path} is damaged ({error}); build the index again") from None
+            raise StaleIndex(f"{self.path} is damaged ({_why(error)}); build the index again") from None
 
     def set_head(self, name: str, value: object) -> None:
         self.insert("head", [(name, json.dumps(value, ensure_ascii=False))])
@@ -262,8 +267,8 @@ class ItemDatabase:
                 expected = (row for *item, number in items for row in self._fields(number, _entries([item])[0]))
                 if _total(expected) != _total(self._connection.execute("SELECT field, value, item FROM fields")):
                     lines.append("what filters search is not what the items are")
-        except (sqlite3.Error, SearchError, ValueError, TypeError) as error:
-            lines.append(str(error))
+        except (*SQLITE_ERRORS, SearchError, ValueError, TypeError) as error:
+            lines.append(_why(error))
         return lines
 
     # Items
@@ -318,7 +323,7 @@ class ItemDatabase:
         try:
             return np.array([row for (row,) in self.query(statement, values)], dtype=np.int64)
         except (ValueError, TypeError) as error:
-            raise StaleIndex(f"{self.path} is damaged ({error}); build the index again") from None
+            raise StaleIndex(f"{self.path} is damaged ({_why(error)}); build the index again") from None
 
     def at_rows(self, kind: Kind, rows: Sequence[int], where: Where | None = None) -> list[Entry]:
         """The items at these rows; equal images share one."""
@@ -436,7 +441,7 @@ def _entries(rows: Sequence[Sequence[Any]]) -> list[Entry]:
             for (id_, kind, root, path, text, _, content, stamp, number), fields in zip(rows, metadata, strict=True)
         ]
     except (ValueError, TypeError, RecursionError) as error:
-        raise StaleIndex(f"an item of the index is damaged ({error}); build the index again") from None
+        raise StaleIndex(f"an item of the index is damaged ({_why(error)}); build the index again") from None
     if not all(map(_is_plain, found)):
         raise StaleIndex("an item of the index is damaged; build the index again")
     return found
@@ -492,12 +497,16 @@ def rescue(path: Path) -> None:
 
 def _rows_of(connection: sqlite3.Connection, table: str) -> Iterator[Any]:
     """As many as can be read."""
-    with suppress(sqlite3.Error):
+    with suppress(*SQLITE_ERRORS):
         yield from connection.execute(f"SELECT * FROM {table}")
 
 
-def _failed(path: Path, error: sqlite3.Error) -> StoreError:
-    return StoreError(f"could not write {path}: {error}; {RESUMES}")
+def _failed(path: Path, error: Exception) -> StoreError:
+    return StoreError(f"could not write {path}: {_why(error)}; {RESUMES}")
+
+
+def _why(error: Exception) -> str:
+    return str(error) or type(error).__name__  # a MemoryError says nothing
 
 
 def _is_writable(path: Path) -> bool:

@@ -59,8 +59,8 @@ def require_clustering() -> Any:
         return import_module("sklearn.cluster")
     except ImportError:
         raise QuintetError(
-            "k-means (batches of neighbours, pseudo-categories) needs scikit-learn: `pip install 'quintet[cluster]'`; "
-            "or set batches.kind=random, or leave `categories` out"
+            "k-means (batches of neighbours, pseudo-categories) needs scikit-learn: "
+            "`pip install 'quintet-retrieval[cluster]'`; or set batches.kind=random, or leave `categories` out"
         ) from None
 
 

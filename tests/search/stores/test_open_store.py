@@ -71,5 +71,5 @@ def test_a_missing_package_is_told_with_its_extra(
     address: str, package: str, extra: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(StoreError, match=rf"pip install 'quintet\[{extra}\]'"):
+    with pytest.raises(StoreError, match=rf"pip install 'quintet-retrieval\[{extra}\]'"):
         open_store(address.format(tmp_path), 2, create=True)

@@ -241,7 +241,7 @@ def _parquet(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         import pyarrow.parquet as parquet
     except ImportError:
         raise CorpusError(
-            f"{path}: Parquet needs pyarrow, which comes with the extra `data`: pip install 'quintet[data]'"
+            f"{path}: Parquet needs pyarrow, which comes with the extra `data`: pip install 'quintet-retrieval[data]'"
         ) from None
     try:
         number = 0

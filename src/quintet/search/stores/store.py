@@ -144,7 +144,9 @@ def required(package: str, extra: str) -> Any:
     try:
         return import_module(package)
     except ImportError as error:
-        raise StoreError(f"this store needs the extra `{extra}`: `pip install 'quintet[{extra}]'` ({error})") from None
+        raise StoreError(
+            f"this store needs the extra `{extra}`: `pip install 'quintet-retrieval[{extra}]'` ({error})"
+        ) from None
 
 
 # What may enter a store, checked in one place, so that every engine accepts and refuses the same

@@ -1,0 +1,547 @@
+"""What is fuzzed: every parser of data from outside, in ten targets.
+
+A target is a list of parsers. The first byte of an input chooses one of them, and the rest is what it reads. Most
+parsers read a file of the material (a run, a corpus, an index) that is replaced by the input, while its other files are
+as they should be. Checksums are left out of the material, so that the parsers behind them are reached.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gzip
+import importlib
+import io
+import json
+import shutil
+import sqlite3
+import tarfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from starlette.testclient import TestClient
+
+import quintet
+from benchmarks.torture import material
+from benchmarks.torture.material import Material
+from quintet.backbones.weights import read_weights
+from quintet.cli.main import app
+from quintet.cli.options import parse_size
+from quintet.codes import Codes
+from quintet.data.corpus import Corpus
+from quintet.data.feature_store import FeatureStore, WordFeatures, write_word_features
+from quintet.data.formats import get_format, parse_options
+from quintet.data.images import image_header, open_image, thumbnail
+from quintet.data.negatives import NegativeLists
+from quintet.data.photo_formats import load_decoders
+from quintet.data.tokenizers import load_tokenizer
+from quintet.data.vocabulary import WordVocabulary
+from quintet.data.word_vectors import read_word_vectors
+from quintet.data.wordpiece import WordPiece
+from quintet.evaluation.human_agreement import read_expert_annotations
+from quintet.evaluation.result import _RANK_FIELDS, load_ranks
+from quintet.runs.checkpoint import load_checkpoint, save_checkpoint, save_tensors
+from quintet.runs.convert.original import read_checkpoint
+from quintet.runs.run_folder import default_split, verify_run
+from quintet.search.fields import image_facts, parse_fields, sidecar
+from quintet.search.items import ItemDatabase
+from quintet.search.safekeeping import verify_index
+from quintet.search.searcher import Searcher
+from quintet.search.stores import open_store
+from quintet.search.stores.where import parse_where
+from quintet.serve import decoder
+from quintet.serve.app import create_app
+from quintet.serve.settings import Settings
+from quintet.serve.watcher import Searchers
+from quintet.studies.study_file import load_study
+from quintet.training.recipe import load_recipe, show_recipe
+
+LARGEST_SEED = 2**16  # bytes: mutations of longer inputs find little
+
+
+@dataclass(frozen=True)
+class Parser:
+    """`read` takes any bytes. What it may raise is a QuintetError."""
+
+    read: Callable[[bytes], object]
+    seeds: Sequence[bytes]
+
+
+Target = Callable[[Material, Path], list[Parser]]  # with a folder of its own
+
+
+def at_file(path: Path, read: Callable[[], object], *seeds: bytes) -> Parser:
+    """A parser of one file; afterwards the file is as it was."""
+    before = path.read_bytes() if path.is_file() else None
+
+    def put_and_read(data: bytes) -> None:
+        path.write_bytes(data)
+        try:
+            read()
+        finally:
+            if before is not None:
+                path.write_bytes(before)
+
+    return Parser(put_and_read, [*([] if before is None else [before]), *seeds])
+
+
+def files_of(folder: Path, patterns: Sequence[str], read: Callable[[], object]) -> list[Parser]:
+    return [at_file(path, read) for pattern in patterns for path in sorted(folder.glob(pattern))]
+
+
+def copy(source: Path, folder: Path) -> Path:
+    """Without checksums: of files in JSON, and of the rows in an index."""
+    target = Path(shutil.copytree(source, folder / source.name))
+    (target / "checksums.json").unlink(missing_ok=True)
+    for path in target.rglob("*.json"):
+        value = json.loads(path.read_text())
+        if isinstance(value, dict) and value.pop("checksums", None):
+            path.write_text(json.dumps(value))
+    return target
+
+
+def saved(value: Any, **how: Any) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(value, buffer, **how)
+    return buffer.getvalue()
+
+
+def npy(array: np.ndarray) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, array)
+    return buffer.getvalue()
+
+
+def checkpoints(made: Material, folder: Path) -> list[Parser]:
+    """Checkpoints of original implementations and weights of towers: `quintet convert`, `--weights FILE`."""
+    whole = material.checkpoint()
+    plain = {"fc.weight": torch.ones(2, 3), "fc.bias": torch.zeros(2)}
+    seeds = [saved(whole), saved(whole, _use_new_zipfile_serialization=False)]
+    seeds += [saved({"model": [plain, plain], "opt": argparse.Namespace(margin=0.2)}), saved([1, "a", {"b": None}])]
+    out = folder / "run"
+
+    def convert() -> None:
+        shutil.rmtree(out, ignore_errors=True)
+        quintet.convert("bfan", folder / "best.tar", out)
+
+    tensors = folder / "tensors.safetensors"
+    save_tensors(tensors, plain, {"a": 1})
+    return [
+        at_file(folder / "model.pth.tar", lambda: read_checkpoint(folder / "model.pth.tar"), *seeds),
+        at_file(folder / "best.tar", convert, *seeds[:2]),
+        at_file(folder / "a.pth", lambda: read_weights(folder / "a.pth"), saved(plain), saved({"state_dict": plain})),
+        at_file(tensors, lambda: read_weights(tensors)),
+    ]
+
+
+def runs(made: Material, folder: Path) -> list[Parser]:
+    """Run folders: JSON, weights, checkpoints of stages, codes, ranks."""
+    run = copy(made.run, folder)
+    codes = folder / "codes.safetensors"
+    Codes(embedding=torch.ones(2, 3), fragments=torch.ones(2, 4, 3), mask=torch.ones(2, 4, dtype=torch.bool)).save(
+        codes
+    )
+    ranks, checkpoint = folder / "ranks.npz", folder / "checkpoint.safetensors"
+    np.savez(ranks, **{f"fold0_{name}": np.arange(4) for name in _RANK_FIELDS})
+    module = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.Adam(module.parameters())
+    module(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    save_checkpoint(checkpoint, module, optimizer, {"epoch": 1})
+    return [
+        *files_of(run, ["run.json", "model.json", "tokenizer.json", "images.json"], lambda: quintet.load(run)),
+        *files_of(run, ["weights.safetensors"], lambda: quintet.load(run, device="cpu")),
+        at_file(checkpoint, lambda: load_checkpoint(checkpoint, module, optimizer)),
+        at_file(run / "recipe.yaml", lambda: default_split([run], ["test"])),
+        at_file(run / "checksums.json", lambda: verify_run(run), (made.run / "checksums.json").read_bytes()),
+        at_file(codes, lambda: Codes.load(codes)),
+        at_file(ranks, lambda: load_ranks(ranks)),
+    ]
+
+
+def recipes(made: Material, folder: Path) -> list[Parser]:
+    """Recipes and studies in YAML, and `key=value` overrides of them."""
+    source = made.recipe.with_suffix(".yaml").read_bytes()
+    path, study, name = folder / "a.yaml", folder / "study.yaml", "vse-scenes"
+    child = b"extends: vse-scenes\nstages:\n  online: {epochs: 2, loss: {triplet: null}}\n"
+    shipped = Path(quintet.__file__).parent
+    studies = [each.read_bytes() for each in sorted((shipped / "studies").glob("*.yaml"))[:2]]
+    more = [each.read_bytes() for each in sorted((shipped / "recipes").glob("*.yaml"))[::20]]
+    overrides = [b"stages.online.epochs=5", b"seed=1e3", b"matcher={name: scan}", b"stages.*.loss.triplet.margin=.2"]
+    return [
+        at_file(path, lambda: load_recipe(path), source, child, *more),
+        at_file(path, lambda: show_recipe(path), child),
+        Parser(lambda data: load_recipe(name, [data.decode("utf-8", "surrogateescape")]), overrides),
+        at_file(study, lambda: load_study(study), *studies),
+    ]
+
+
+def corpora(made: Material, folder: Path) -> list[Parser]:
+    """Corpora, image and word features, negative lists: JSON, JSONL, arrays."""
+    corpus, lists, words = copy(made.corpus, folder), copy(made.lists, folder), folder / "words"
+    features = corpus / "features/small"
+    write_word_features(words, [2, 3], [np.ones((5, 4))], dim=4, dtype="float16", facts={})
+    words = copy(words, folder / "copy")
+
+    def read_corpus() -> None:
+        opened = Corpus.open(corpus)
+        for split in opened.splits:
+            _ = opened.split(split).checksum
+
+    def read_features() -> None:
+        store = FeatureStore(features)
+        store.check()
+
+    def read_lists() -> None:
+        opened = NegativeLists.open(lists)
+        opened.check(_split(made))
+        _ = opened.text_counts, opened.image_counts
+
+    return [
+        *files_of(corpus, ["corpus.json", "images.jsonl", "texts.jsonl", "splits.json"], read_corpus),
+        *files_of(features, ["manifest.json", "ids.json", "*.npy"], read_features),
+        *files_of(lists, ["manifest.json", "*.npy"], read_lists),
+        *files_of(words, ["manifest.json", "*.npy"], lambda: WordFeatures(words).batch([0, 1], 3)),
+    ]
+
+
+_splits: dict[Path, Any] = {}
+
+
+def _split(made: Material) -> Any:
+    if made.folder not in _splits:
+        _splits[made.folder] = Corpus.open(made.corpus).split("train")
+    return _splits[made.folder]
+
+
+def imports(made: Material, folder: Path) -> list[Parser]:
+    """Corpora of others: Flickr, Karpathy, CUHK-PEDES, precomputed features, tables, captions beside images, shards."""
+    parsers: list[Parser] = []
+
+    def source(format: str, file: str, *seeds: bytes, beside: dict[str, bytes] | None = None, **options: Any) -> None:
+        top = folder / f"{len(parsers)}-{format}"
+        (top / "images").mkdir(parents=True)
+        for name, content in (beside or {}).items():
+            (top / name).write_bytes(content)
+        for name in ("a.jpg", "b.jpg"):
+            (top / "images" / name).write_bytes(jpeg)
+        reader = get_format(format)
+        parsed = parse_options(reader, options)
+        if reader.needs_out:
+            parsed["out"] = folder / f"{len(parsers)}-out"
+        at = top if (top / file).suffix not in (".tar", ".tgz") else top / file
+        parsers.append(at_file(top / file, lambda: reader.read(at, **parsed), *seeds))
+
+    jpeg = picture("JPEG", exif=False)
+    tokens = b"a.jpg#0\ta dog\na.jpg#1\ttwo dogs\nb.jpg#0\ta cat\n"
+    flickr = {
+        "x.token.txt": tokens,
+        "Flickr_8k.trainImages.txt": b"a.jpg\n",
+        "Flickr_8k.devImages.txt": b"b.jpg\n",
+        "Flickr_8k.testImages.txt": b"",
+    }
+    source("flickr", "x.token.txt", tokens, beside=flickr)
+    source("flickr", "Flickr_8k.trainImages.txt", b"a.jpg\n", b"a\n", beside=flickr)
+    sentences = [{"raw": "a dog"}, {"raw": "two dogs"}]
+    rows = [{"filename": "a.jpg", "split": "train", "sentences": sentences, "imgid": 1, "cocoid": 2}]
+    rows += [{"filename": "b.jpg", "split": "restval", "sentences": sentences[:1], "filepath": "x"}]
+    source("karpathy", "dataset_x.json", json.dumps({"images": rows, "dataset": "x"}).encode())
+    people = [{"split": "train", "file_path": "a.jpg", "captions": ["a man"], "id": 1}]
+    source("cuhk", "reid_raw.json", json.dumps(people).encode())
+    precomp = {
+        "train_caps.txt": b"a dog\na cat\n",
+        "train_ims.npy": npy(np.ones((2, 3, 4), np.float32)),
+        "train_ids.txt": b"1\n2\n",
+        "train_boxes.npy": npy(np.tile(np.array([0, 0, 5, 5], np.float32), (2, 3, 1))),
+        "train_img_sizes.npy": npy(np.full((2, 2), 9)),
+    }
+    for name in precomp:
+        source("precomp", name, precomp[name], beside=precomp)
+    source("folder", "a.csv", b'image,caption,split\na.jpg,"a ""red"" dog",train\nb.jpg,a cat,test\n')
+    source("folder", "a.tsv", b"file\ttext\tgroup\na.jpg\ta dog\t1\nb.jpg\ta cat\t1\n")
+    source("folder", "a.jsonl", b'{"image": "a.jpg", "caption": ["a dog", "a"]}\n{"image": "b.jpg", "caption": "c"}\n')
+    source("folder", "images/a.txt", b"a dog\ntwo dogs\n")
+    source("webdataset", "train.tar", *[shard(jpeg, mode) for mode in ("w", "w:gz", "w:bz2", "w:xz")])
+    return parsers
+
+
+def shard(image: bytes, mode: str) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode=mode) as tar:  # type: ignore[call-overload]
+        files = {"1.jpg": image, "1.txt": b"a dog\n", "2.jpg": image, "2.json": b'{"caption": ["a", "b"]}'}
+        for name, content in files.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            tar.addfile(entry, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+def words(made: Material, folder: Path) -> list[Parser]:
+    """Word vectors (GloVe, word2vec), vocabularies, saved tokenizers, texts, judgements of experts."""
+    known = ["dog", "cat", "a", "b c", "ü"]
+    glove = b"dog 0.1 -2e3 3\ncat 1 2 3\nb c 1 2 3\n"
+    vectors = np.arange(3, dtype="<f4").tobytes()
+    binary = b"2 3\ndog " + vectors + b"\ncat " + vectors
+    scan = {"word2idx": {"<pad>": 0, "<start>": 1, "<end>": 2, "<unk>": 3, "a": 4}, "idx": 5}
+    scan["idx2word"] = {str(id_): word for word, id_ in scan["word2idx"].items()}  # type: ignore[attr-defined]
+    pieces = "\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "##b", "dog"]).encode()
+    (folder / "vocab.txt").write_bytes(pieces)
+    tokenizer = WordPiece.load(folder / "vocab.txt", max_length=8)
+    word_pieces = json.dumps(tokenizer.state()).encode()
+    vocabulary = WordVocabulary.build(["a dog", "a man's T-shirt"], min_count=1)
+    path = {name: folder / f"{name}.{end}" for name, end in (("vectors", "txt"), ("scan", "json"), ("hf", "json"))}
+
+    def texts(data: bytes) -> None:
+        text = data.decode("utf-8", "replace")
+        assert len(vocabulary.ids(text)) == len(vocabulary.tokens(text))
+        assert len(tokenizer.ids(text)) <= 8
+
+    def load_saved() -> None:
+        loaded = load_tokenizer(folder / "saved.json")
+        loaded.ids("a dog")
+
+    judged = folder / "ExpertAnnotations.txt"
+    return [
+        at_file(
+            path["vectors"], lambda: read_word_vectors(path["vectors"], known), glove, binary, gzip.compress(glove)
+        ),
+        at_file(path["scan"], lambda: WordVocabulary.load_scan_json(path["scan"]), json.dumps(scan).encode()),
+        at_file(folder / "vocab.txt", lambda: WordPiece.load(folder / "vocab.txt").ids("a dog")),
+        at_file(
+            path["hf"],
+            lambda: WordPiece.load(path["hf"]).ids("ab"),
+            json.dumps(tokenizer.state()["tokenizer"]).encode(),
+        ),
+        at_file(folder / "saved.json", load_saved, json.dumps(vocabulary.state()).encode(), word_pieces),
+        Parser(texts, ["A man's “T-shirt” doesn't fit... (40)".encode(), b"a `b' -- c,d mr. x.", "été 漢字".encode()]),
+        at_file(judged, lambda: read_expert_annotations(judged), b"a.jpg\tb.jpg#0\t1\t2\t3\n"),
+    ]
+
+
+def indexes(made: Material, folder: Path) -> list[Parser]:
+    """Local indexes: header, SQLite with items and manifest, vectors, FAISS's file; opened, searched and verified."""
+    parsers = []
+    with_faiss = folder / "made/faiss"
+    material.index(made.run, made.images, with_faiss, store="faiss?kind=hnsw")
+    for source, patterns in ((made.index, ["index.json", "items.sqlite", "vectors/*"]), (with_faiss, ["vectors/*"])):
+        index = copy(source, folder)
+        with contextlib.closing(sqlite3.connect(index / "items.sqlite")) as database:
+            database.execute("PRAGMA journal_mode = DELETE")
+            database.execute("PRAGMA page_size = 512")
+            database.execute("VACUUM")
+        parsers += [
+            at_file(path, lambda index=index: _search(index))  # type: ignore[misc]
+            for pattern in patterns
+            for path in sorted(index.glob(pattern))
+        ]
+    index = folder / made.index.name
+    manifests = [at_file(index / "items.sqlite", lambda: verify_index(index))]
+    return [*parsers, *manifests, _manifest(index)]
+
+
+def _search(index: Path) -> None:
+    with Searcher.open(index, device="cpu") as searcher:
+        hits = searcher.search_text([material.QUERY], k=5, where=parse_where("width>1"))[0]
+        for hit in hits:
+            with contextlib.suppress(quintet.QuintetError):
+                searcher.image_path(hit.item.id)
+
+
+def _manifest(index: Path) -> Parser:
+    """The JSON in the database, as no mutation of its pages could change it."""
+    path = index / "items.sqlite"
+    before = path.read_bytes()
+    with contextlib.closing(ItemDatabase.open_snapshot(path)) as database:
+        manifest = json.dumps(database.head("manifest")).encode()
+
+    def read(data: bytes) -> None:
+        with contextlib.closing(ItemDatabase.open_writer(path, journal="DELETE")) as database, database.transaction():
+            database.insert("head", [("manifest", data.decode("utf-8", "replace"))])
+        try:
+            _search(index)
+        finally:
+            path.write_bytes(before)
+
+    return Parser(read, [manifest])
+
+
+def images(made: Material, folder: Path) -> list[Parser]:
+    """Images of an index and of uploads, EXIF data, JSON files beside images."""
+    formats = [picture(name) for name in ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")]
+    formats += [picture("PNG", mode) for mode in ("P", "I;16", "LA", "RGBA")] + [picture("JPEG", "CMYK")]
+    load_decoders()
+    for module, name in (("pillow_jxl", "JXL"), ("pillow_heif", "HEIF")):
+        with contextlib.suppress(ImportError):
+            encoder = importlib.import_module(module)  # the second is no dependency: it writes, pi-heif reads
+            getattr(encoder, "register_heif_opener", lambda: None)()
+            formats.append(picture(name))
+            load_decoders()
+    upload = folder / "upload"
+
+    def index(data: bytes) -> None:
+        size, exif, *_ = image_header(io.BytesIO(data))
+        image_facts(size, exif)
+        open_image(data)
+        thumbnail(data, 16)
+
+    def answer(task: str) -> Callable[[], object]:
+        request = {"task": task, "name": "upload", "size": 32, "max_pixels": 10**6}
+        return lambda: decoder._answer(upload, request)
+
+    (folder / "photo.jpg").write_bytes(formats[0])
+    beside = folder / "photo.json"
+    fields = b'{"caption": "a red circle", "rating": 4.5, "taken at": "2024", "tags": ["a"], "ok": true}'
+    return [
+        Parser(index, formats),
+        Parser(lambda data: open_image(data, name="photo.dng"), [picture("TIFF"), formats[0]]),
+        *(at_file(upload, answer(task), *formats) for task in ("pixels", "thumbnail", "check")),
+        at_file(beside, lambda: sidecar(folder / "photo.jpg", str(folder)), fields),
+        Parser(parse_fields, [fields, b"[[1]]"]),
+    ]
+
+
+def picture(format: str, mode: str = "RGB", exif: bool = True) -> bytes:
+    image = Image.fromarray(np.arange(48 * 3, dtype=np.uint8).reshape(6, 8, 3)).convert(mode if mode != "I;16" else "I")
+    image = image.convert(mode) if mode == "I;16" else image
+    data = Image.Exif()
+    data[0x0112], data[0x0132] = 6, "2024:05:01 10:11:12"
+    data.get_ifd(0x8769)[0x9003] = "2024:05:01 10:11:12"
+    buffer = io.BytesIO()
+    takes_exif = exif and format in ("JPEG", "PNG", "WEBP", "TIFF")
+    image.save(buffer, format, **({"exif": data} if takes_exif else {}))
+    return buffer.getvalue()
+
+
+def requests(made: Material, folder: Path) -> list[Parser]:
+    """Requests to the server: bodies, queries, headers, uploads. A status of 5xx is a crash."""
+    index = copy(made.index, folder)
+    settings = Settings(cache=folder / "cache", watch_s=3600.0, token="t" * 32, client_rate=0.0)
+    app = create_app(Searchers(Searcher.open(index, device="cpu")), settings)
+    client = TestClient(app)
+    client.__enter__()  # until the process ends
+    own = [(b"host", b"localhost"), (b"authorization", b"Bearer " + b"t" * 32)]
+
+    def ask(method: str, path: str, query: bytes = b"", body: bytes = b"", headers: Headers = own) -> None:
+        """As uvicorn does: no client in between that refuses what it would not send."""
+        asked, answered = iter([{"type": "http.request", "body": body}]), []
+
+        async def receive() -> Any:
+            return next(asked, {"type": "http.disconnect"})
+
+        async def send(message: Any) -> None:
+            answered.append(message)
+
+        scope = {"type": "http", "http_version": "1.1", "method": method, "scheme": "http", "path": path}
+        scope |= {"raw_path": path.encode(), "query_string": query, "root_path": "", "headers": headers}
+        scope |= {"client": ("127.0.0.1", 1), "server": ("127.0.0.1", 80), "state": dict(client.app_state)}
+        assert client.portal is not None
+        client.portal.call(app, scope, receive, send)
+        text = b"".join(message.get("body", b"") for message in answered)[:200]
+        assert answered[0]["status"] < 500, f"{method} {path}: {answered[0]['status']} {text!r}"
+
+    def posted(path: str, query: bytes = b"") -> Callable[[bytes], None]:
+        json_headers = [*own, (b"content-type", b"application/json")]
+        return lambda data: ask("POST", path, query, data, json_headers)
+
+    def queried(path: str) -> Callable[[bytes], None]:
+        return lambda data: ask("GET", path, data)
+
+    def header(data: bytes) -> None:
+        name, _, value = data.partition(b":")
+        ask("GET", "/api/index", headers=[own[0], (name.lower(), value.strip())])
+
+    item = _first_item(index)
+    search = {"query": "a red circle", "kind": "image", "limit": 3, "offset": 1, "where": 'width>=2 and path~"*.png"'}
+    queries = [f"id={item}&limit=2&where=width%3E1".encode(), f"id={item}&size=320".encode(), b"id=%00"]
+    headers = [b"authorization: Bearer x", b"cookie: quintet-session=x", b"host: [::1].evil", b"range: x"]
+    return [
+        Parser(posted("/api/search"), [json.dumps(search).encode(), b'{"query": "\\ud800"}']),
+        Parser(posted("/api/explain"), [json.dumps({"query": "a red circle", "id": item}).encode()]),
+        Parser(posted("/api/session"), [b'{"token": "x"}']),
+        Parser(posted("/api/search/image", b"limit=2"), [picture(name) for name in ("JPEG", "PNG", "GIF")]),
+        *(Parser(queried(f"/api/{name}"), queries) for name in ("similar", "item", "thumbnail", "image")),
+        Parser(header, headers),
+    ]
+
+
+Headers = list[tuple[bytes, bytes]]
+
+
+def _first_item(index: Path) -> str:
+    with Searcher.open(index, device="cpu") as searcher:
+        return searcher.search_text([material.QUERY], k=1)[0][0].item.id
+
+
+def command_lines(made: Material, folder: Path) -> list[Parser]:
+    """Filters (`--where`), and values of options and arguments as a shell passes them."""
+    index, run, out = str(made.index), str(made.run), str(folder / "out")
+    source = folder / "source"
+    source.mkdir()
+    (source / "a.csv").write_text("image,caption\na.jpg,a dog\n")
+    checkpoint = folder / "best.tar"
+    checkpoint.write_bytes(saved(material.checkpoint()))
+
+    def line(*words: str, seeds: Sequence[bytes]) -> Parser:
+        """Of the words, WORD is what is fuzzed."""
+
+        def run_line(data: bytes) -> None:
+            text = data.partition(b"\0")[0].decode("utf-8", "surrogateescape")
+            shutil.rmtree(out, ignore_errors=True)
+            with _quiet():
+                try:
+                    status = app([each.replace("WORD", text) for each in words], prog_name="quintet")
+                except SystemExit as ended:
+                    status = ended.code
+            assert status in (None, 0, 1, 2), status
+
+        return Parser(run_line, seeds)
+
+    def where(data: bytes) -> None:
+        found = parse_where(data.decode("utf-8", "surrogateescape"))
+        assert parse_where(str(found)) == found or not found
+        found.matches({"kind": "image", "year": 2024, "ok": True, "path": "a/b.png", "score": 0.5})
+
+    def store(data: bytes) -> None:
+        open_store(f"local:{folder}/store?{data.decode('utf-8', 'replace')}", 4, create=True).close()
+
+    filters = [b'kind=image and year>=2023 and path~"a/*"', b"ok=true and score<.5e1", b"a!='x\\'y'"]
+    return [
+        Parser(where, filters),
+        line("search", index, "--device", "cpu", "--", "WORD", seeds=[b"a red circle", b"-k"]),
+        line("search", index, "a red circle", "--where", "WORD", "--device", "cpu", seeds=filters),
+        line("search", index, "a red circle", "-k", "WORD", "--device", "cpu", seeds=[b"3", b"-1", b"1e3"]),
+        line("recipes", "show", "vse-scenes", "--set", "WORD", seeds=[b"seed=3", b"stages.online.epochs=[1, {a: b}]"]),
+        line("convert", "bfan", str(checkpoint), "-o", out, "--option", "WORD", seeds=[b"lambda_softmax=9.0"]),
+        line("data", "import", "folder", str(source), out, "--option", "WORD", seeds=[b"delimiter=;", b"seed=3"]),
+        line("evaluate", run, "--corpus", str(made.corpus), "--split", "WORD", seeds=[b"nothing"]),
+        line(
+            "mine", run, str(made.corpus), "--split", "none", "-o", out, "--memory", "WORD", seeds=[b"8G", b"1.5 MiB"]
+        ),
+        Parser(lambda data: parse_size(data.decode("utf-8", "replace")), [b"8G", b" 1.5 MiB"]),
+        Parser(store, [b"kind=flat", b"kind=hnsw&x=1"]),
+    ]
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        yield
+
+
+TARGETS: dict[str, Target] = {
+    "checkpoints": checkpoints,
+    "runs": runs,
+    "recipes": recipes,
+    "corpora": corpora,
+    "imports": imports,
+    "words": words,
+    "indexes": indexes,
+    "images": images,
+    "requests": requests,
+    "command lines": command_lines,
+}
