@@ -30,13 +30,13 @@ PRINTING = {"as_json", "out", "ranks", "open_sheet"}
 COMMANDS: dict[str, tuple[Callable[..., Any], set[str], set[str]]] = {
     # command: function, only in the shell, only in Python
     # --with RUN: `run` takes several
-    "index": (quintet.build_index, {"as_json", "ensemble", "verify", "backup"}, {"progress"}),
+    "index": (quintet.build_index, {"as_json", "ensemble", "verify", "backup", "watch"}, {"progress"}),
     "evaluate": (quintet.evaluate, PRINTING - {"open_sheet"}, {"progress"}),
     "train": (quintet.train, {"as_json"}, {"seed", "display"}),  # a seed is written seed=1 like any field
     "mine": (quintet.mine, {"as_json"}, {"progress"}),
     "features": (quintet.extract_features, {"as_json"}, {"progress"}),
     "convert": (quintet.convert, {"as_json", "option"}, {"options"}),  # --option KEY=VALUE, one after the other
-    "data import": (quintet.import_corpus, {"folder", "option"}, {"options"}),
+    "data import": (quintet.import_corpus, {"folder", "option"}, {"options", "progress"}),
     "search": (
         quintet.Searcher.search,
         {*PRINTING - {"ranks"}, "explain", "texts", "text", "queries", "find", "paths", "copy_to"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 
@@ -37,11 +38,17 @@ class TrainingError(QuintetError):
 def suggest(name: str, valid: Iterable[str]) -> str:
     """A text that names the nearest valid spelling, or all of them when none is near.
 
+    Names that begin as `name` does come first, where its first part is one of theirs.
+
     >>> suggest("scna", ["scan", "bfan"])
     "did you mean 'scan'?"
+    >>> suggest("hrem-scenes", ["hrem", "hrem-fusion-scenes", "vse-scenes"])
+    "did you mean 'hrem-fusion-scenes'?"
     >>> suggest("zzz", ["scan", "bfan"])
     'choose one of: bfan, scan'
     """
     options = sorted(valid)
-    near = difflib.get_close_matches(name, options, n=1, cutoff=0.6)
+    first = re.split(r"[-_.]", name, maxsplit=1)[0]
+    kin = [option for option in options if first and option.startswith((f"{first}-", f"{first}_", f"{first}."))]
+    near = difflib.get_close_matches(name, kin, n=1, cutoff=0.5) or difflib.get_close_matches(name, options, n=1)
     return f"did you mean {near[0]!r}?" if near else f"choose one of: {', '.join(options)}"

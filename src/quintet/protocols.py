@@ -105,6 +105,15 @@ class ShowsAttention(Protocol):
 
 
 @runtime_checkable
+class ShowsJointAttention(Protocol):
+    """Lets regions and words attend to all of both, and can say how much."""
+
+    def joint_attention(self, image_code: Codes, text_code: Codes) -> Tensor:
+        """Codes of one image and of one text -> (k + m, k + m), rows sum to one; regions come before words."""
+        ...
+
+
+@runtime_checkable
 class UsesPositionNoise(Protocol):
     """May place texts at random positions in training; its batches then carry `TextBatch.position_noise`."""
 

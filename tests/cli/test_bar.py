@@ -29,6 +29,7 @@ def test_it_says_how_much_is_done_how_fast_and_how_long_it_takes() -> None:
 
 def test_neither_what_was_done_before_nor_the_start_counts_for_the_rate() -> None:
     last = drawn([(1000, 1008), (1004, 1008), (1008, 1008)], wait=50)
+    assert "took 0:00:0" in last
     assert " 1.3 items/s" in last  # 8 in six seconds; with the start 0.1, with what was done before 168
 
 

@@ -88,9 +88,11 @@ class Twin:
         m: Any = self.m
         r = m.regions.fc(features)
         e = m.text_encoder(tokens[None], torch.tensor([len(tokens)]))[0]
-        i0 = self.unit(m.region_unit, r).mean(dim=0)  # Eq. 5
-        c0 = self.cnn(m.sentence_cnn, m.words(e) if m.cnn_reads_projection else e)
-        total = (i0 / i0.norm()) @ c0
+        total = torch.zeros((), dtype=r.dtype)
+        if m.region_unit is not None:
+            i0 = self.unit(m.region_unit, r).mean(dim=0)  # Eq. 5
+            c0 = self.cnn(m.sentence_cnn, m.words(e) if m.cnn_reads_projection else e)
+            total = (i0 / i0.norm()) @ c0
         if m.cross is None:
             return total
         y = self.unit(m.cross.unit, torch.cat([r, m.words(e)]))  # Eq. 8 to 14
@@ -112,6 +114,7 @@ CHOICES: list[dict[str, Any]] = [
     {"sentence_norm": "layernorm", "windows": "inside", "sentence_cnn": "projected"},
     {"sentence_cnn": "shared", "activation": "gelu", "ffn_dim": 12, "attention_bias": True},
     {"text_dim": 8, "project_words": False},
+    {"self_attention": False, "alpha": 1.0},
     {"cross": False},
     {"cross": False, "sentence_cnn": "projected"},
 ]
@@ -196,6 +199,25 @@ def test_attention_shows_real_words_and_regions() -> None:
     assert (shown.weights.sum(dim=1) - 1).abs().max() < 1e-12
     with pytest.raises(RecipeError, match="without its cross-attention"):
         make(cross=False).attention(codes[0][1], codes[1][0])
+    joint = matcher.joint_attention(codes[0][1], codes[1][0])
+    assert joint.shape == (3 + 4, 3 + 4)
+    assert (joint.sum(dim=1) - 1).abs().max() < 1e-12
+
+
+def test_the_cross_module_alone_has_no_embedding() -> None:
+    matcher = make(self_attention=False, alpha=1.0)
+    codes = matcher.encode_images(pictures()), matcher.encode_texts(TEXTS)
+    assert codes[0].embedding is None
+    assert codes[1].embedding is None
+    assert matcher.score(*codes).abs().max() <= 1 + 1e-12, "i1 . c1, not weighted"
+    pairs = matcher.score_pairs(codes[0], codes[1][:3])
+    assert (pairs - matcher.score(*codes)[:, :3].diagonal()).abs().max() < 1e-12
+    assert not any(name.startswith(("region_unit", "sentence_cnn")) for name in matcher.state_dict())
+    with pytest.raises(RecipeError, match="without its self-attention"):
+        matcher.score_embeddings(*codes)
+    for options in ({"cross": False}, {"alpha": 0.0}, {"sentence_cnn": "shared"}):
+        with pytest.raises(RecipeError, match=r"self.attention"):
+            make(self_attention=False, **options)
 
 
 def test_features_in_the_batch_stand_in_for_the_encoder() -> None:

@@ -13,7 +13,14 @@ from quintet.codes import Codes
 from quintet.layers.text_cnn import TextCNN
 from quintet.layers.transformer_unit import TransformerUnit
 from quintet.scores import joint_attention
-from quintet.scores.joint_attention import JointScorer, joint_attention_map, joint_tokens, mix, word_region_weights
+from quintet.scores.joint_attention import (
+    JointScorer,
+    joint_attention_map,
+    joint_tokens,
+    joint_weights,
+    mix,
+    word_region_weights,
+)
 
 DIM, HEADS = 8, 2
 
@@ -166,7 +173,9 @@ def test_a_words_attention_to_regions_and_to_its_own_text_sums_to_one() -> None:
         for t in range(2):
             on_regions, rest = word_region_weights(images[i], texts[t], unit)
             r, w = regions[i][region_mask[i]], words[t][word_mask[t]]
-            full = stacked_softmax(unit, r, w).detach()[:, len(r) :]  # the words' rows
+            whole = stacked_softmax(unit, r, w).detach()
+            assert (joint_weights(images[i], texts[t], unit) - whole).abs().max() < 1e-13
+            full = whole[:, len(r) :]  # the words' rows
             assert (on_regions - full[..., : len(r)]).abs().max() < 1e-13
             assert (rest - full[..., len(r) :].sum(dim=-1)).abs().max() < 1e-13
             assert (on_regions.sum(dim=-1) + rest - 1).abs().max() < 1e-13

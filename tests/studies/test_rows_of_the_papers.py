@@ -63,6 +63,7 @@ MMCA = {
     **{f"{dim}d": {"matcher.embed_dim": dim} for dim in (64, 128, 512)},
     **{f"{ALPHA} = {alpha}": {"matcher.alpha": alpha} for alpha in (0.1, 0.4, 0.8)},
     f"{ALPHA} = 0, no cross module": {"matcher.cross": False},
+    "i1 · c1 alone, no self-attention module": {"matcher.self_attention": False, "matcher.alpha": 1},
 }
 
 

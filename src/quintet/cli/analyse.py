@@ -28,7 +28,18 @@ from quintet.cli.options import (
 from quintet.cli.terminal import print_json
 
 ANALYSES = (
-    *("distributions", "correlation", "words", "curves", "errors", "hardness", "ranks", "negatives", "mined"),
+    *(
+        "distributions",
+        "correlation",
+        "attention",
+        "words",
+        "curves",
+        "errors",
+        "hardness",
+        "ranks",
+        "negatives",
+        "mined",
+    ),
     "timing",
 )
 
@@ -50,8 +61,8 @@ def analyse_command(
         str | None,
         typer.Option(
             metavar="KIND,...",
-            help="Analyses to make: distributions, correlation, words, curves, errors, hardness, ranks, negatives, "
-            "mined, timing; default: all that apply, except timing.",
+            help="Analyses to make: distributions, correlation, attention, words, curves, errors, hardness, ranks, "
+            "negatives, mined, timing; default: all that apply, except timing.",
             **one_of("analysis", ANALYSES, several=True),
         ),
     ] = None,

@@ -12,6 +12,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from quintet.cli.options import Command, CommandGroup, JsonOption, complete_format, complete_split
+from quintet.cli.progress import work_bar
 from quintet.cli.terminal import print_json
 from quintet.errors import CorpusError
 
@@ -90,9 +91,11 @@ def import_command(
     target = folder or out
     if target is None:
         raise CorpusError("name the corpus folder to write: `quintet data import FORMAT SOURCE -o CORPUS`")
-    options = _parse_pairs(option or [])
-    corpus = import_corpus(format, source, target, name=name, copy=copy, overwrite=overwrite, **options)
+    options: dict[str, Any] = dict(_parse_pairs(option or []))
     console = Console()
+    with work_bar(Console(stderr=True), format, "images") as progress:
+        given: dict[str, Any] = {"name": name, "copy": copy, "overwrite": overwrite, "progress": progress}
+        corpus = import_corpus(format, source, target, **given, **options)
     table = Table("split", "groups", "images", "texts", title=f"{escape(corpus.name)} -> {escape(str(target))}")
     for split in map(corpus.split, corpus.splits):
         table.add_row(escape(split.name), *(f"{len(rows):,}" for rows in (split.groups, split.images, split.texts)))

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
 from quintet.cli.options import complete_recipe
 from quintet.cli.progress import TrainingDisplay
+from quintet.cli.resume import says_how_to_go_on
 from quintet.errors import QuintetError
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from quintet.report.html_page import QueryResult
     from quintet.search.items import Hit as Found
     from quintet.search.searcher import Searcher
+    from quintet.training.recipe_models import Recipe
 
 QUERIES, DEPTH = 3, 6
 
@@ -42,37 +44,58 @@ def demo_command(
     """Train, evaluate and search a small generated corpus in 3 minutes.
 
     Everything is written to one folder and nothing is downloaded. The last line names a page to open in a browser.
-    The time is for two CPU cores.
+    The time is for two CPU cores. A demo that was stopped goes on with the same command.
     """
+    from quintet.files import read_json
     from quintet.training.recipe import load_recipe
 
-    if (out / "run").exists() or (out / "corpus").exists():
+    options = {"recipe": recipe, "scenes": scenes, "seed": seed}
+    begun = out / "demo.json"
+    goes_on = begun.is_file() and not (out / "page.html").exists() and read_json(begun) == options
+    if not goes_on and ((out / "run").exists() or (out / "corpus").exists()):
         raise QuintetError(f"{out} holds an earlier demo; remove it, or choose another folder with --out")
     plan = load_recipe(recipe, [f"data.corpus={json.dumps(str(out / 'corpus'))}", f"seed={seed}"])
 
+    console = Console()
+    with says_how_to_go_on(console):
+        _run(plan, out, options, console)
+
+
+def _run(plan: Recipe, out: Path, options: dict[str, Any], console: Console) -> None:
+    from quintet.data.corpus import Corpus
     from quintet.data.scenes.generate import make_scenes
     from quintet.evaluation.result import results_table
+    from quintet.files import write_json
     from quintet.report.html_page import write_search_page
+    from quintet.runs.run_folder import is_begun
     from quintet.search.indexing import build_index
     from quintet.search.searcher import Searcher
-    from quintet.training.stages import train_recipe
+    from quintet.training.stages import resume_run, train_recipe
 
-    console = Console()
     began = time.monotonic()
 
     console.rule("1  a corpus of generated scenes", align="left")
-    corpus = make_scenes(out / "corpus", train=scenes, seed=seed)
+    write_json(out / "demo.json", options)
+    has_corpus = (out / "corpus" / "corpus.json").is_file()
+    corpus = (
+        Corpus.open(out / "corpus")
+        if has_corpus
+        else make_scenes(out / "corpus", train=options["scenes"], seed=options["seed"])
+    )
     counts = ", ".join(f"{name} {len(groups)}" for name, groups in corpus.splits.items())
     console.print(f"{len(corpus.images)} images ({counts}) with {len(corpus.texts)} texts, such as")
     console.print(f"  {corpus.texts[1].text}", style="italic", markup=False)
 
     console.rule("2  training", align="left")
     with TrainingDisplay(console) as display:
-        train_recipe(plan, out / "run", device="cpu", display=display)
+        if is_begun(out / "run"):
+            resume_run(out / "run", device="cpu", display=display)
+        else:
+            train_recipe(plan, out / "run", device="cpu", display=display)
 
     console.rule("3  evaluating on the test split", align="left")
     split = corpus.split(plan.data.test)
-    results = _measure(out, corpus, split, [stage.name for stage in plan.stages], seed)
+    results = _measure(out, corpus, split, [stage.name for stage in plan.stages], options["seed"])
     console.print(results_table(results))
 
     console.rule("4  searching", align="left")

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from quintet.cli.options import COMPUTE, OUTPUT, DeviceOption, JsonOption, WorkersOption
 from quintet.cli.progress import work_bar
+from quintet.cli.resume import says_how_to_go_on
 from quintet.cli.terminal import print_json
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ def features_command(
     from quintet.features.extract import extract_features
 
     console = Console(stderr=True, quiet=as_json)
-    with work_bar(console, backbone, "images") as progress:
+    with says_how_to_go_on(console), work_bar(console, backbone, "images") as progress:
         report = extract_features(
             opened,
             backbone,

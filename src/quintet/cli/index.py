@@ -6,13 +6,14 @@ import os
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
 from quintet.cli.options import COMPUTE, OUTPUT, DeviceOption, JsonOption, WorkersOption, complete_run
 from quintet.cli.progress import work_bar
+from quintet.cli.resume import says_how_to_go_on
 from quintet.cli.terminal import print_json, shown
 from quintet.errors import QuintetError
 
@@ -106,6 +107,14 @@ def index_command(
             rich_help_panel=OUTPUT,
         ),
     ] = False,
+    watch: Annotated[
+        bool,
+        typer.Option(
+            "--watch",
+            help="Stay, and bring the index up to date whenever the images change; Ctrl-C ends.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = False,
     verify: Annotated[
         bool,
         typer.Option(
@@ -153,32 +162,54 @@ def index_command(
     for each in (run, *(ensemble or []), *(rerank_with or [])):
         check_run(each)
 
+    console = Console(stderr=True, quiet=as_json)
+    options: dict[str, Any] = {
+        "texts": texts,
+        "rerank_with": rerank_with or [],
+        "split": split,
+        "store": store,
+        "precision": precision.value,
+        "device": device,
+        "batch_size": batch_size,
+        "workers": workers,
+        "overwrite": overwrite,
+        "prune": prune,
+    }
+    runs = [run, *(ensemble or [])]
+    if watch:
+        _watch(runs, sources or [], out, options, as_json, console)
+        return
+
     from quintet.search.indexing import build_index
 
-    console = Console(stderr=True, quiet=as_json)
-    with work_bar(console, "indexing", "items") as progress:
-        report = build_index(
-            [run, *(ensemble or [])],
-            sources or [],
-            out,
-            texts=texts,
-            rerank_with=rerank_with or [],
-            split=split,
-            store=store,
-            precision=precision.value,
-            device=device,
-            batch_size=batch_size,
-            workers=workers,
-            overwrite=overwrite,
-            prune=prune,
-            progress=progress,
-        )
+    with (
+        says_how_to_go_on(console, "what is encoded is kept, and the same command goes on"),
+        work_bar(console, "indexing", "items") as progress,
+    ):
+        report = build_index(runs, sources or [], out, progress=progress, **options)
     if as_json:
         print_json({"index": str(out), **asdict(report)})
     else:
         _print(out, report, console)
     if report.unlisted:
         raise typer.Exit(3)
+
+
+def _watch(
+    runs: list[Path], sources: list[Path], out: Path, options: dict[str, Any], as_json: bool, console: Console
+) -> None:
+    from quintet.search.watch import watch_index
+
+    first = True
+    with says_how_to_go_on(console, "the index is complete up to its last update, and the same command goes on"):
+        for report in watch_index(runs, sources, out, **options):
+            if as_json:
+                print_json({"index": str(out), **asdict(report)})
+            elif first or report.added or report.dropped or report.repaired:
+                _print(out, report, console)
+            if first:
+                console.print("watching; Ctrl-C ends", style="dim")
+            first = False
 
 
 def _keep_safe(index: Path | None, sources: list[Path] | None, verify: bool, backup: Path | None, json: bool) -> None:

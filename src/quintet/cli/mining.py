@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from rich.table import Table
 
 from quintet.cli.options import (
@@ -20,6 +20,8 @@ from quintet.cli.options import (
     one_of,
     parse_size,
 )
+from quintet.cli.progress import TimeColumn
+from quintet.cli.resume import says_how_to_go_on
 from quintet.cli.terminal import print_json
 from quintet.errors import QuintetError
 
@@ -122,7 +124,8 @@ def mine_command(
         typer.echo(
             "note: --batch-size has no effect any more, so that lists never depend on it; leave it out", err=True
         )
-    with _bar(Console(stderr=True, quiet=as_json or not main)) as bar:
+    console = Console(stderr=True, quiet=as_json or not main)
+    with says_how_to_go_on(console), _bar(console) as bar:
         task = bar.add_task("encoding", total=None)
         lists = mine(
             folder,
@@ -150,10 +153,8 @@ def mine_command(
 
 
 def _bar(console: Console) -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=30), TaskProgressColumn(), TimeElapsedColumn())
-    return Progress(
-        *columns, TextColumn("left"), TimeRemainingColumn(), console=console, disable=not console.is_terminal
-    )
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=30), TaskProgressColumn(), TimeColumn())
+    return Progress(*columns, console=console, disable=not console.is_terminal)
 
 
 def summary_table(lists: NegativeLists) -> Table:

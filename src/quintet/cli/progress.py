@@ -16,7 +16,6 @@ from rich.progress import (
     ProgressColumn,
     Task,
     TextColumn,
-    TimeElapsedColumn,
     TimeRemainingColumn,
 )
 from rich.text import Text
@@ -30,8 +29,7 @@ def work_bar(console: Console, description: str, unit: str) -> Iterator[Callable
         BarColumn(bar_width=30),
         MofNCompleteColumn(),
         _Rate(unit),
-        TextColumn("left"),
-        TimeRemainingColumn(elapsed_when_finished=True),
+        TimeColumn(),
         console=console,
         disable=not console.is_terminal,
     )
@@ -46,6 +44,16 @@ def work_bar(console: Console, description: str, unit: str) -> Iterator[Callable
             bar.update(task, completed=done, total=total)
 
         yield progress
+
+
+class TimeColumn(TimeRemainingColumn):
+    """How long it still takes; of a finished bar, how long it took."""
+
+    def __init__(self) -> None:
+        super().__init__(elapsed_when_finished=True)
+
+    def render(self, task: Task) -> Text:
+        return Text.assemble("took " if task.finished else "left ", super().render(task))
 
 
 class _Rate(ProgressColumn):
@@ -69,9 +77,7 @@ class TrainingDisplay:
             BarColumn(bar_width=30),
             MofNCompleteColumn(),
             TextColumn("steps"),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
+            TimeColumn(),
             TextColumn("{task.fields[loss]}"),
             console=console,
             disable=not console.is_terminal,

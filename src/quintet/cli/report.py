@@ -19,6 +19,7 @@ from quintet.cli.options import (
     TestSplitOption,
     ensembles,
 )
+from quintet.cli.terminal import shown
 
 
 def report_command(
@@ -104,5 +105,8 @@ def report_command(
             Options(seed=seed, samples=samples, block=block),
         )  # fmt: skip
         material = Material([opened[run] for run in dict.fromkeys(runs)], named, settings)
-        page = make_report(material, out, status.update)
+        left_out: dict[str, str] = {}
+        page = make_report(material, out, status.update, left_out)
+    for part, why in left_out.items():
+        console.print(f"left out: {shown(part)}: {shown(why)}", highlight=False, markup=False, soft_wrap=True)
     console.print(f"written: {page}", highlight=False, markup=False, soft_wrap=True)

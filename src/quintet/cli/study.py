@@ -154,7 +154,7 @@ def command_of(study: StudyFile) -> Any:
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     again = "The same command goes on after a stop: finished runs are kept, unfinished ones resumed."
     app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
-    app.command(study.name, cls=StudyCommand, help=f"{study.about}.\n\n{again}")(command)
+    app.command(study.name, cls=StudyCommand, help=f"{study.about.rstrip('.')}.\n\n{again}")(command)
     return typer.main.get_command(app)
 
 

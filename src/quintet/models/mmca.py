@@ -22,7 +22,7 @@ from quintet.models.fragments import check_choice
 from quintet.scores import dot_score_pairs, dot_scores
 from quintet.scores.attention import Precision
 from quintet.scores.cross_attention import AttentionMap
-from quintet.scores.joint_attention import JointScorer, joint_attention_map, joint_tokens
+from quintet.scores.joint_attention import JointScorer, joint_attention_map, joint_tokens, joint_weights
 
 SentenceCNN = Literal["encoder", "projected", "shared"]
 Windows = Literal["overrun", "inside"]
@@ -40,6 +40,9 @@ class CrossModule(nn.Module):
 class MMCA(nn.Module):
     """S(I, T) = i0 . c0 + alpha i1 . c1: embeddings of the items, and joint attention of each pair.
 
+    Without its self-attention module (`region_unit` and `sentence_cnn` None) the score is alpha i1 . c1, and Codes have
+    no embedding.
+
     Codes have i0 or c0 as `embedding`. Their `fragments` have, for each region or word, what the joint attention needs
     of the item: queries, keys, values and the attention within the item, computed once (see `JointTokens`). The
     embeddings alone (`score_embeddings`) can be a first stage whose best results the full score re-ranks.
@@ -50,12 +53,13 @@ class MMCA(nn.Module):
     def __init__(
         self,
         regions: RegionProjection,
-        region_unit: TransformerUnit,
+        region_unit: TransformerUnit | None,
         text_encoder: HuggingFaceText | SmallText,
         words: nn.Module,
-        sentence_cnn: TextCNN,
+        sentence_cnn: TextCNN | None,
         cross: CrossModule | None,
         *,
+        embed_dim: int,
         alpha: float,
         cnn_reads_projection: bool,
         precision: Precision,
@@ -72,7 +76,7 @@ class MMCA(nn.Module):
         self.alpha = alpha
         self.cnn_reads_projection = cnn_reads_projection
         self.computes: dict[str, Any] = {"precision": precision, "budget": budget, "recompute": recompute}
-        self.embed_dim = region_unit.dim  # of Codes.embedding
+        self.embed_dim = embed_dim  # of Codes.embedding
 
     @property
     def joint(self) -> bool:
@@ -89,7 +93,9 @@ class MMCA(nn.Module):
         if images.fragments is None:
             raise RecipeError("MMCA reads features of regions, and this batch holds pixels; extract features first")
         regions = self.regions(images.fragments, images.mask)  # (n, k, d)
-        embedding = masked_mean(self.region_unit(regions, images.mask), images.real())  # (n, d)
+        embedding = None
+        if self.region_unit is not None:
+            embedding = masked_mean(self.region_unit(regions, images.mask), images.real())  # (n, d)
         return self._codes(embedding, regions, images.mask, images.boxes)
 
     def encode_texts(self, texts: TextBatch) -> Codes:
@@ -99,21 +105,29 @@ class MMCA(nn.Module):
             features = self.text_encoder(texts.tokens, texts.lengths)  # (n, m, width of the encoder)
         mask = texts.real()
         words = self.words(features).masked_fill(~mask[..., None], 0)  # (n, m, d)
-        embedding = self.sentence_cnn(words if self.cnn_reads_projection else features, mask)  # (n, d)
+        embedding = None
+        if self.sentence_cnn is not None:
+            embedding = self.sentence_cnn(words if self.cnn_reads_projection else features, mask)  # (n, d)
         return self._codes(embedding, words, mask, None)
 
     def score(self, image_codes: Codes, text_codes: Codes) -> Tensor:
         """(n_images, n_texts)."""
+        if self.region_unit is None:
+            return self.alpha * self._scorer()(image_codes, text_codes)
         scores = dot_scores(image_codes, text_codes)
         return scores + self.alpha * self._scorer()(image_codes, text_codes) if self.joint else scores
 
     def score_pairs(self, image_codes: Codes, text_codes: Codes) -> Tensor:
         """(n,): row i against row i."""
+        if self.region_unit is None:
+            return self.alpha * self._scorer()(image_codes, text_codes, paired=True)
         scores = dot_score_pairs(image_codes, text_codes)
         return scores + self.alpha * self._scorer()(image_codes, text_codes, paired=True) if self.joint else scores
 
     def score_embeddings(self, image_codes: Codes, text_codes: Codes) -> Tensor:
         """(n_images, n_texts): i0 . c0 alone, which is the score at alpha = 0; a first stage for re-ranking."""
+        if self.region_unit is None:
+            raise RecipeError("this MMCA was made without its self-attention module, so its items have no embedding")
         return dot_scores(image_codes, text_codes)
 
     def attention(self, image_code: Codes, text_code: Codes) -> AttentionMap:
@@ -122,8 +136,14 @@ class MMCA(nn.Module):
             raise RecipeError("this MMCA was made without its cross-attention module, so there is no attention to show")
         return joint_attention_map(image_code, text_code, self.cross.unit)
 
-    def _codes(self, embedding: Tensor, fragments: Tensor, mask: Tensor | None, boxes: Tensor | None) -> Codes:
-        unit = l2norm(widen(embedding), eps=0)
+    def joint_attention(self, image_code: Codes, text_code: Codes) -> Tensor:
+        """(k + m, k + m): how much each region and word attends to each, mean over the heads; regions come first."""
+        if self.cross is None:
+            raise RecipeError("this MMCA was made without its cross-attention module, so there is no attention to show")
+        return joint_weights(image_code, text_code, self.cross.unit).mean(dim=0)
+
+    def _codes(self, embedding: Tensor | None, fragments: Tensor, mask: Tensor | None, boxes: Tensor | None) -> Codes:
+        unit = None if embedding is None else l2norm(widen(embedding), eps=0)
         if not self.joint or self.cross is None:
             return Codes(embedding=unit)
         tokens = joint_tokens(self.cross.unit, fragments, mask)
@@ -142,6 +162,7 @@ def build_mmca(
     heads: int = 16,
     alpha: float = 0.2,
     cross: bool = True,
+    self_attention: bool = True,
     text: str = "small",
     text_trainable: bool = False,
     text_dropout: bool = False,
@@ -168,6 +189,7 @@ def build_mmca(
     """MMCA from plain arguments. What the paper leaves open is an argument; docs/methods/mmca.md says why each default.
 
     - `cross=False` leaves the cross-attention module out (an ablation of the paper); `alpha` weighs it.
+      `self_attention=False` leaves the other one out: the score is alpha i1 . c1.
     - `text`: "hf:FOLDER" or "hf:HUB_NAME" for a BERT-like encoder, frozen unless `text_trainable`; or "small", one of
       `text_dim` channels, `text_layers` layers and `text_heads` heads that is trained with the rest. `text_dropout`
       leaves a frozen encoder's dropout on in training, and gives the small one some (0.1). `text_config` and
@@ -210,6 +232,10 @@ def build_mmca(
             f"words are stacked with regions of {embed_dim} channels, and the text encoder gives {text_width}; "
             "leave project_words on, or make embed_dim equal"
         )
+    if not self_attention and (not cross or alpha == 0):
+        raise RecipeError("self_attention=False leaves the cross-attention module alone: cross=True and an alpha but 0")
+    if not self_attention and sentence_cnn != "encoder":
+        raise RecipeError(f"sentence_cnn={sentence_cnn!r} is of the self-attention module, which is left out")
     if sentence_cnn == "shared" and not cross:
         raise RecipeError("sentence_cnn='shared' needs the cross-attention module; use 'projected' without it")
 
@@ -221,17 +247,21 @@ def build_mmca(
         return TextCNN(width, embed_dim, filters=filters, norm=sentence_norm, inside=windows == "inside")
 
     cross_module = CrossModule(unit(), cnn(embed_dim)) if cross else None
-    if sentence_cnn == "shared" and cross_module is not None:
+    first_cnn: TextCNN | None
+    if not self_attention:
+        first_cnn = None
+    elif sentence_cnn == "shared" and cross_module is not None:
         first_cnn = cross_module.cnn
     else:
         first_cnn = cnn(text_width if sentence_cnn == "encoder" else embed_dim)
     return MMCA(
         RegionProjection(image_dim, embed_dim, dropout=image_dropout),
-        unit(),
+        unit() if self_attention else None,
         text_encoder,
         nn.Linear(text_width, embed_dim) if project_words and needs_words else nn.Identity(),
         first_cnn,
         cross_module,
+        embed_dim=embed_dim,
         alpha=alpha,
         cnn_reads_projection=sentence_cnn != "encoder",
         precision=precision,

@@ -21,10 +21,18 @@ PRIVATE = (
 )
 
 
-def make_report(material: Material, out: Path | str, progress: Callable[[str], None] | None = None) -> Path:
-    """Write OUT/index.html, OUT/figures/*.svg and OUT/report.json; returns the page's path."""
+def make_report(
+    material: Material,
+    out: Path | str,
+    progress: Callable[[str], None] | None = None,
+    left_out: dict[str, str] | None = None,
+) -> Path:
+    """Write OUT/index.html, OUT/figures/*.svg and OUT/report.json; returns the page's path.
+
+    `left_out` is filled with the parts that could not be made, by name, and why.
+    """
     out = Path(out)
-    sections, left_out = [], {}
+    sections, left_out = [], {} if left_out is None else left_out
     for anchor, title, make in PARTS:
         if progress is not None:
             progress(title)

@@ -16,6 +16,7 @@ from quintet.evaluation.human_agreement import Agreement
 from quintet.evaluation.metrics import DIRECTIONS, RECALLS
 from quintet.evaluation.ranks import ScoreBlock
 from quintet.evaluation.result import Result
+from quintet.protocols import ShowsJointAttention
 from quintet.report.analysis import ANALYSES, Ensemble, Subject
 from quintet.report.analysis.speed import draw_accuracy_against_speed
 from quintet.report.anchors import anchors_html, anchors_of
@@ -279,6 +280,9 @@ def attention(material: Material, folder: Path) -> str:
     for text in choose_examples(subject.ranks, "t2i", OVERLAID):
         image = int(material.split.images_of_text[text][0])
         parts.append(overlays_html(showing.text(text), draw_overlays(subject, image, text, photographs)))
+    if isinstance(subject.run.matcher, ShowsJointAttention):
+        explanation = "Attention across and within the modalities (MMCA, Fig. 1): rows look at columns."
+        parts.append(analysis("attention", explanation)(material, folder))
     return f"<p>Attention of each word ({escape(subject.label)}): bright regions have large weights.</p>" + "\n".join(
         parts
     )

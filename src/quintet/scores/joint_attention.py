@@ -145,6 +145,22 @@ def word_region_weights(image_code: Codes, text_code: Codes, unit: TransformerUn
     return weights[..., :-1], weights[..., -1]
 
 
+@torch.no_grad()
+def joint_weights(image_code: Codes, text_code: Codes, unit: TransformerUnit) -> Tensor:
+    """(h, k + m, k + m): Eq. 12 of one pair, every region and word over all of both, real ones only, regions first."""
+    if len(image_code) != 1 or len(text_code) != 1:
+        raise ValueError(f"attention is of one image and one text, got {len(image_code)} and {len(text_code)}")
+    tokens = [
+        JointTokens.unpacked(widen(fragments_of(code)[:, code.real()[0]]), unit.dim, unit.heads)
+        for code in (image_code, text_code)
+    ]
+    query, key = (
+        split_heads(torch.cat([getattr(one, name) for one in tokens], dim=1), unit.heads)[0]
+        for name in ("query", "key")
+    )  # (h, k + m, d / h)
+    return (query @ key.mT).softmax(dim=-1)
+
+
 def joint_attention_map(image_code: Codes, text_code: Codes, unit: TransformerUnit) -> AttentionMap:
     """Mean over the heads, as shares of what a word gives to regions at all, so that every word's row sums to one."""
     weights = word_region_weights(image_code, text_code, unit)[0].mean(dim=0)  # (words, regions)

@@ -30,6 +30,7 @@ def import_corpus(
     name: str | None = None,
     copy: bool = False,
     overwrite: bool = False,
+    progress: Callable[[int, int | None], None] | None = None,
     **options: Any,
 ) -> Corpus:
     """Read a dataset in one of the `FORMATS`, write it as a corpus folder at `out`, and return that corpus, opened.
@@ -39,7 +40,7 @@ def import_corpus(
     as strings.
 
     A corpus at `out` is replaced only with `overwrite`. Files that no import wrote are never replaced: `CorpusError`
-    names the one that is in the way.
+    names the one that is in the way. `progress` is called with (done, total) while images are generated.
 
     >>> from tempfile import mkdtemp
     >>> corpus = import_corpus("scenes", "-", mkdtemp(), train=4, dev=2, test=2, size=32)
@@ -49,6 +50,8 @@ def import_corpus(
     chosen, source, out = get_format(format), user_path(source), user_path(out)
     parsed = parse_options(chosen, options)
     try:
+        if chosen.generated and progress is not None:
+            parsed["progress"] = progress
         return _import(chosen, source, out, parsed, name, copy, overwrite)
     except CorpusError:
         raise

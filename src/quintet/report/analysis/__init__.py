@@ -34,6 +34,7 @@ ANALYSES = Registry(
     {
         "distributions": _HERE + "distributions:distributions",
         "correlation": _HERE + "correlation:correlation",
+        "attention": _HERE + "attention_maps:attention",
         "words": _HERE + "discriminative_words:words",
         "curves": _HERE + "training_curves:curves",
         "errors": _HERE + "training_curves:errors",
