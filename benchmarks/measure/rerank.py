@@ -29,9 +29,10 @@ from quintet.data.corpus import Corpus
 from quintet.evaluation.result import provenance
 from quintet.files import write_json
 from quintet.models import create_model
+from quintet.search.generation import score_rows
 from quintet.search.indexing import build_index
 from quintet.search.items import ItemDatabase
-from quintet.search.searcher import Searcher, score_rows
+from quintet.search.searcher import Searcher
 from quintet.search.vectors import CodeFiles, CodeWriter, FileSet
 
 RESULTS = Path(__file__).parents[1] / "results"

@@ -65,7 +65,7 @@ def atomic_write(path: Path | str, *, sync: bool = True) -> Iterator[Path]:
         temporary.chmod(0o666 & ~_UMASK)
         temporary.replace(path)
         if sync:
-            _sync_folder(path.parent)
+            sync_folder(path.parent)
             remove_partials(path.parent, {path.name})
     except OSError as error:
         temporary.unlink(missing_ok=True)
@@ -100,7 +100,7 @@ def remove_partials(folder: Path, names: Container[str]) -> None:
                 path.unlink()
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

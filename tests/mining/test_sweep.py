@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from quintet.codes import Codes
 from quintet.data.corpus import Image, Split, Text
-from quintet.mining import sweep, toplists
+from quintet.mining import sweep
 from quintet.mining.block_scores import ProductScores
 from quintet.mining.mine import mine_codes
 
@@ -26,7 +26,7 @@ def slack(size: int) -> Any:
 
 
 def room(size: int) -> Any:
-    return patch.object(toplists, "ROOM", size)
+    return patch.object(sweep, "ROOM", size)
 
 
 @settings(max_examples=80, deadline=None)

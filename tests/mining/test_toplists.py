@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quintet.mining import toplists
-from quintet.mining.toplists import TopLists, ordered
+from quintet.mining import sweep
+from quintet.mining.sweep import TopLists, ordered
 
 
 @settings(max_examples=80, deadline=None)
@@ -40,7 +40,7 @@ def test_blocks_and_entries_give_what_sorting_gives(
         block = scores[:, start : start + width]
         before = block.clone()
         into = TopLists(lines, keep) if single else lists
-        with patch.object(toplists, "ROOM", room):
+        with patch.object(sweep, "ROOM", room):
             above += into.add_block(slice(0, lines), block, caps, start)
         assert torch.equal(block, before), "the other direction reads the block too"
         if single:  # as a journal holds them: the best of a stripe, line by line

@@ -404,7 +404,7 @@ def test_an_index_exchanged_while_it_is_opened_is_opened_anew(
     from quintet.search import searcher as module
 
     build_index(vse, [pictures], index, device="cpu")
-    original, rebuilt = module._Opened, False
+    original, rebuilt = module.Generation, False
 
     def slow(*arguments: Any) -> Any:
         nonlocal rebuilt
@@ -415,7 +415,7 @@ def test_an_index_exchanged_while_it_is_opened_is_opened_anew(
             build_index(vse, [pictures], index, device="cpu")
         return original(*arguments)
 
-    monkeypatch.setattr(module, "_Opened", slow)
+    monkeypatch.setattr(module, "Generation", slow)
     with Searcher.open(index, device="cpu") as searcher:
         assert searcher.current()
         assert names(searcher.search_text([QUERY], k=9)[0]) == ["5.png"]

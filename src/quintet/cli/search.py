@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import tempfile
 import webbrowser
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +19,8 @@ from rich.console import Console
 from quintet.cli.options import OUTPUT, DeviceOption, JsonOption
 from quintet.cli.terminal import print_json, print_path, shown
 from quintet.errors import QuintetError
-from quintet.search import MOST_RERANKED, MOST_RESULTS
+from quintet.files import atomic_write, user_path
+from quintet.search import MOST_RERANKED, MOST_RESULTS, SearchError
 
 if TYPE_CHECKING:
     from quintet.search.explain import Explanation
@@ -253,15 +257,52 @@ def _print_paths(answers: Sequence[_Answer]) -> None:
 
 
 def _copy(searcher: Searcher, answers: Sequence[_Answer], folder: Path) -> None:
-    from quintet.search.copying import copy_images
-
     found = [(hit.item.id, hit) for answer in answers for hit in answer.hits if hit.item.kind == "image"]
     images = [path for id_, hit in dict(found).items() if (path := _image(searcher, hit)) is not None]
-    copied = copy_images(images, folder)
+    copied = _copy_images(images, folder)
     console = Console(stderr=True)
     console.print(f"{copied} images copied to {shown(folder)}", markup=False, highlight=False, soft_wrap=True)
     if missing := len(dict(found)) - len(images):
         console.print(f"{missing} of the images found are gone; run `quintet index` again", style="yellow")
+
+
+def _copy_images(images: Sequence[Path], folder: Path) -> int:
+    """Copy image files into a folder, which is made; how many were copied.
+
+    Nothing in the folder is replaced: of two files of one name the second gets a number. A file of the same name, size
+    and time is the same file, and is not copied again.
+    """
+    folder = user_path(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SearchError(f"the folder {folder} cannot be made: {error.strerror or error}") from None
+    copied = 0
+    for image in images:
+        try:
+            target = _free_name(image, folder)
+            if target is not None:
+                with atomic_write(target) as temporary:
+                    shutil.copy2(image, temporary)
+                copied += 1
+        except OSError as error:
+            raise SearchError(
+                f"{image} could not be copied to {folder}: {error.strerror or error}; {copied} of {len(images)} were"
+            ) from None
+    return copied
+
+
+def _free_name(image: Path, folder: Path) -> Path | None:
+    """Where the copy goes; None where it is there already."""
+    facts = image.stat()
+    for number in count(1):
+        target = folder / (image.name if number == 1 else f"{image.stem}-{number}{image.suffix}")
+        if not os.path.lexists(target):
+            return target
+        there = target.lstat()
+        if (there.st_size, there.st_mtime_ns) == (facts.st_size, facts.st_mtime_ns):
+            return None
+    return None
 
 
 def _as_json(searcher: Searcher, answer: _Answer, reasons: dict[tuple[str, str], Explanation]) -> dict[str, Any]:

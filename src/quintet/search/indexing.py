@@ -101,7 +101,7 @@ def build_index(
     (1, 1)
     """
     began = time.monotonic()
-    paths = [source.root if isinstance(source, Corpus) else user_path(source) for source in _several(sources)]
+    paths = [source.root if isinstance(source, Corpus) else user_path(source) for source in several(sources)]
     texts = None if texts is None else texts.root if isinstance(texts, Corpus) else user_path(texts)
     _check(paths, texts, precision, batch_size)
     index = user_path(out).resolve()
@@ -109,7 +109,7 @@ def build_index(
         raise SearchError(f"the path {index} is not UTF-8, which reading an index needs; choose another folder")
     check_sources(index, [*paths, *([] if texts is None else [texts])])
     _check_missing(paths, index, overwrite)
-    team = _open_team(_several(run), _several(rerank_with), device, precision)
+    team = _open_team(several(run), several(rerank_with), device, precision)
     with writing(index):
         repaired = _repair(index, overwrite)
         with (
@@ -191,7 +191,7 @@ def build_index(
     )
 
 
-def _several(value: Any) -> list[Any]:
+def several(value: Any) -> list[Any]:
     return [value] if isinstance(value, str | os.PathLike | Run | Corpus) else list(value)
 
 
@@ -311,10 +311,10 @@ def _check_listed(found: Sources, old: Mapping[str, Entry], texts: int, replaces
             "was. Make it readable, or add --prune (from Python: prune=True)"
         )
     images = sum(entry.item.kind == "image" for entry in old.values())
-    check_dropped("image", images - len(found.images), images, _gone_image(found, old), found.prune)
+    check_dropped("image", images - len(found.images), images, _gone_image(found), found.prune)
 
 
-def _gone_image(found: Sources, old: Mapping[str, Entry]) -> str:
+def _gone_image(found: Sources) -> str:
     """The first image of the index that is not where it was."""
     here = {found.key(image) for image in found.images}
     paths = (path for _, path in found.earlier.keys() - here)

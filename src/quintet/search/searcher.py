@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
@@ -14,14 +13,12 @@ from typing import Any, overload
 import numpy as np
 import torch
 from PIL.Image import Image as PILImage
-from torch import Tensor
 
 from quintet.codes import Codes
 from quintet.data.images import image_header, open_image
 from quintet.errors import ImageError, QuintetError, suggest
 from quintet.files import file_checksum, open_regular, user_path
-from quintet.protocols import Matcher, ShowsAttention
-from quintet.runs.run import load
+from quintet.protocols import ShowsAttention
 from quintet.runs.run_folder import find_weights, locate
 from quintet.search import (
     MOST_RERANKED,
@@ -33,13 +30,13 @@ from quintet.search import (
 )
 from quintet.search.encoder import Encoder, query_vectors
 from quintet.search.explain import Explanation, explain
+from quintet.search.generation import Generation, open_encoder
 from quintet.search.index_folder import Manifest, check_marker, text_path
 from quintet.search.items import KINDS, Entry, Hit, Item, ItemDatabase, Kind
 from quintet.search.queries import (
     COMPARED,
     FEW_ITEMS,
     LESS,
-    SAMPLE,
     WEAK,
     Spread,
     chance_distance,
@@ -49,14 +46,11 @@ from quintet.search.queries import (
     strange_words,
 )
 from quintet.search.sources import unpacked
-from quintet.search.stores import Store, Where, open_store, parse_where
-from quintet.search.stores.choice import is_own, store_address
+from quintet.search.stores import Where, parse_where
+from quintet.search.stores.choice import is_own
 from quintet.search.stores.store import Address
-from quintet.search.vector_search import VectorSearch, read_index
-from quintet.search.vectors import CodeFiles, read_file_sets
 
 PATIENCE = 60.0  # seconds to open an index that is exchanged again and again
-AT_ONCE = 512  # items whose fragments are in memory at a time
 Image = PILImage | os.PathLike[str]
 Query = str | Image
 
@@ -83,114 +77,13 @@ def open_index(
     return Searcher.open(path, device=device, rerank_with=rerank_with)
 
 
-class _Opened:
-    """What one generation of an index keeps on disk, opened for searching."""
-
-    def __init__(self, index: Path, database: ItemDatabase, manifest: Manifest) -> None:
-        self.items, self.manifest = database, manifest
-        sets, folder = read_file_sets(database), index / "vectors"
-        self.codes: dict[Kind, CodeFiles] = {}
-        self._searches: dict[Kind, VectorSearch] = {}
-        self._stores: dict[Kind, Store] = {}
-        self._samples: dict[Kind, np.ndarray] = {}
-        self._lock = threading.Lock()
-        for kind in KINDS:
-            if not manifest.counts[kind]:
-                continue
-            if manifest.files[kind] not in sets:
-                raise StaleIndex(f"{database.path} is damaged: it names files that it does not know; build it again")
-            self.codes[kind] = CodeFiles(folder, sets[manifest.files[kind]])
-            if manifest.first and is_own(manifest.store):
-                vectors, notes = self.codes[kind].vectors(manifest.first), manifest.faiss.get(kind)
-                faiss = read_index(folder, notes) if notes else None
-                self._searches[kind] = VectorSearch(database, kind, vectors, faiss)
-            elif manifest.first:
-                self._stores[kind] = open_store(store_address(manifest.store, kind), manifest.dim)
-
-    def close(self) -> None:
-        for store in self._stores.values():
-            store.close()
-        self.items.close()
-
-    def nearest(self, vectors: np.ndarray, k: int, kind: Kind, where: Where | None) -> list[list[tuple[Entry, float]]]:
-        """The first stage: for each vector the k items of largest inner product, best first."""
-        if kind in self._searches:
-            return self._searches[kind].search(vectors, k, where)
-        if kind not in self._stores:
-            return [[] for _ in vectors]
-        wanted = k
-        while True:
-            answers = self._stores[kind].search(vectors, wanted, where)
-            entries = self.items.entries(list({hit.id for hits in answers for hit in hits}))
-            # An engine that is being brought up to date may know items that this generation does not: ask for more.
-            found = [[(entries[hit.id], hit.score) for hit in hits if hit.id in entries] for hits in answers]
-            if all(len(known) >= k or len(hits) < wanted for known, hits in zip(found, answers, strict=True)):
-                return [known[:k] for known in found]
-            wanted *= 2
-
-    def sample(self, kind: Kind) -> np.ndarray:
-        """(m, dim): vectors of some items of a kind, spread evenly over its rows."""
-        with self._lock:
-            if kind not in self._samples:
-                rows = self.items.rows(kind)
-                chosen = rows[np.linspace(0, len(rows) - 1, min(SAMPLE, len(rows))).astype(int)]
-                self._samples[kind] = self.vectors(kind, chosen)
-            return self._samples[kind]
-
-    def vectors(self, kind: Kind, rows: np.ndarray) -> np.ndarray:
-        """(n, dim): the vectors of these rows, as queries are compared with them."""
-        return self.codes[kind].vectors(self.manifest.first).pick(rows)
-
-    def rerank(
-        self, matchers: Mapping[int, Matcher], queries: Mapping[int, Codes], entries: Sequence[Entry], kind: Kind
-    ) -> list[tuple[Entry, float]]:
-        """The second stage: items by the mean score of `matchers`, best first, ties by id.
-
-        `queries`: the codes of one query by each of them.
-        """
-        if not entries:
-            return []
-        # By their row: a disk is read in order, and the order of the first stage cannot matter.
-        entries = sorted(entries, key=lambda entry: (entry.row, entry.item.id))
-        rows = np.array([entry.row for entry in entries])
-        scores = score_rows(matchers, self.codes[kind], rows, queries, kind)
-        hits = list(zip(entries, scores.tolist(), strict=True))
-        return sorted(hits, key=lambda hit: (-hit[1], hit[0].item.id))
-
-
-@torch.no_grad()
-def score_rows(
-    matchers: Mapping[int, Matcher], files: CodeFiles, rows: np.ndarray, queries: Mapping[int, Codes], kind: Kind
-) -> Tensor:
-    """(n,): the mean score of an ensemble for one query and these rows of a kind, as `quintet evaluate` takes it.
-
-    Rows are scored in blocks of one size: all items of an index give, bit for bit, what scoring everything gives.
-    """
-    parts = []
-    for start in range(0, len(rows), AT_ONCE):
-        some = rows[start : start + AT_ONCE]
-        scores = [
-            _score_block(matcher, files.codes(member, some), queries[member], kind)
-            for member, matcher in matchers.items()
-        ]
-        parts.append(torch.stack(scores).mean(dim=0))  # (members, n) -> (n,)
-    return torch.cat(parts)
-
-
-def _score_block(matcher: Matcher, items: Codes, query: Codes, kind: Kind) -> Tensor:
-    device = next(matcher.parameters()).device
-    items, query = items.to(device), query.to(device)
-    scores = matcher.score(items, query)[:, 0] if kind == "image" else matcher.score(query, items)[0]  # (n,)
-    return scores.float().cpu()
-
-
 class Searcher:
     """Searches one generation of an index; any number of threads may use it at once.
 
     A rebuilt index is not noticed by itself: `current()` says whether this is still the newest generation.
     """
 
-    def __init__(self, index: Path, opened: _Opened, encoder: Encoder, rerank: Sequence[int]) -> None:
+    def __init__(self, index: Path, opened: Generation, encoder: Encoder, rerank: Sequence[int]) -> None:
         """Use `quintet.open_index`."""
         self.index, self.manifest, self.encoder = index, opened.manifest, encoder
         self.generation = self.manifest.generation
@@ -211,9 +104,9 @@ class Searcher:
                 database = stack.enter_context(closing(ItemDatabase.open_snapshot(index / "items.sqlite")))
                 manifest = Manifest.of(database)
                 generation = manifest.generation
-                encoder = _open_encoder(index, manifest, device)
+                encoder = open_encoder(index, manifest, device)
                 rerank = manifest.rerank if rerank_with is None else (_number_of(manifest, Path(rerank_with)),)
-                opened = _Opened(index, database, manifest)
+                opened = Generation(index, database, manifest)
                 stack.pop_all()
                 return cls(index, opened, encoder, rerank)
             except (QuintetError, OSError) as error:
@@ -626,25 +519,6 @@ def _generation(index: Path) -> int | None:
         return Manifest.read(index).generation
     except QuintetError:
         return None
-
-
-def _open_encoder(index: Path, manifest: Manifest, device: torch.device | str) -> Encoder:
-    for name, checksum in manifest.kept.items():
-        if name.endswith(".json") and file_checksum(index / name) != checksum:  # of weights it is compared below
-            raise StaleIndex(f"{index / name} is damaged; build the index again")
-    runs = []
-    for run in manifest.runs:
-        try:
-            opened = load(index / "runs" / run.weights, device="cpu")
-        except QuintetError as error:
-            raise StaleIndex(f"{error}; build the index again") from None
-        if opened.weights_checksum != run.weights:
-            raise StaleIndex(
-                f"the weights in {index / 'runs' / run.weights} are not those the index was built with; "
-                "build it again with --overwrite"
-            )
-        runs.append(opened)
-    return Encoder(runs, device=device, towers=index / "towers")
 
 
 def _number_of(manifest: Manifest, folder: Path) -> int:

@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 
 from quintet.codes import Codes
-from quintet.files import write_synced
+from quintet.files import sync_folder, write_synced
 from quintet.search import StaleIndex, StoreError
 from quintet.search.items import RESUMES, ItemDatabase, Kind
 
@@ -472,11 +472,3 @@ def os_errors_as_store_error(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise StoreError(f"could not write {path}: {error.strerror or error}; {RESUMES}") from error
-
-
-def sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -9,8 +9,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from quintet.files import user_path
 from quintet.runs.run import Run, load
-from quintet.search.indexing import BuildReport, build_index
+from quintet.search.indexing import BuildReport, build_index, several
 
 SECONDS = 2.0  # between two looks
 
@@ -32,8 +33,8 @@ def watch_index(
         for report in watch_index("quintet-small", "~/Pictures", "photos.index"):
             print(report.added)
     """
-    runs = [each if isinstance(each, Run) else load(each, device="cpu") for each in _several(run)]
-    paths = [Path(each).expanduser() for each in _several(sources)]
+    runs = [each if isinstance(each, Run) else load(each, device="cpu") for each in several(run)]
+    paths = [user_path(each) for each in several(sources)]
     seen = look(paths)
     yield build_index(runs, paths, out, **options)
     options["overwrite"] = False  # once is enough
@@ -82,7 +83,3 @@ def _add(found: Any, path: str) -> None:
 def _after(seconds: float, sources: Sequence[Path]) -> str:
     time.sleep(seconds)
     return look(sources)
-
-
-def _several(value: Any) -> list[Any]:
-    return [value] if isinstance(value, str | os.PathLike | Run) else list(value)
