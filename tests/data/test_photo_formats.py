@@ -211,6 +211,12 @@ def test_a_raw_file_that_is_cut_short_or_has_no_preview(tmp_path: Path) -> None:
         path.write_bytes(data)
         with pytest.raises(ImageError, match=r"cut\.dng"):
             open_image(path)
+    for _ in range(100):  # LibRaw fills up a preview with whatever its memory holds, also with the rest of the image
+        path.write_bytes(whole)
+        assert open_image(path).size == (320, 240)
+        path.write_bytes(whole[:2000])
+        with pytest.raises(ImageError, match="not complete"):
+            open_image(path)
     path.write_bytes(whole[:-100])  # the preview is whole
     assert open_image(path).size == (320, 240)
 

@@ -34,7 +34,7 @@ def build(run: Path, source: Path, index: Path) -> BuildReport:
 
 def metadata(index: Path) -> dict[str, Any]:
     with Searcher.open(index, device="cpu") as searcher:
-        return {str(hit.item.path): hit.item.metadata for hit in searcher.search("a red thing", k=99)}
+        return {str(hit.item.path): hit.item.metadata for hit in searcher.search("a red thing", k=99, duplicates=True)}
 
 
 NESTED = "[" * 100_000 + "]" * 100_000

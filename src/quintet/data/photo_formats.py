@@ -6,7 +6,7 @@ import io
 from contextlib import suppress
 from functools import cache
 from pathlib import PurePath
-from typing import IO, BinaryIO, cast
+from typing import IO
 
 from PIL import Image
 
@@ -101,9 +101,10 @@ def raw_preview(file: IO[bytes], name: str) -> IO[bytes]:
     except ImportError:
         raise ImageError(f"{name} is a RAW file; reading them needs: pip install 'quintet-retrieval[photos]'") from None
     file.seek(0)
+    content = file.read()
     try:
         with rawpy.RawPy() as raw:
-            raw.open_buffer(cast(BinaryIO, file))
+            raw.open_buffer(io.BytesIO(content))
             preview = raw.extract_thumb()
     except (rawpy.LibRawNoThumbnailError, rawpy.LibRawUnsupportedThumbnailError):
         raise ImageError(f"{name} has no preview inside that can be read; export it as JPEG") from None
@@ -112,6 +113,9 @@ def raw_preview(file: IO[bytes], name: str) -> IO[bytes]:
         said = said.decode("utf-8", "replace") if isinstance(said, bytes) else said
         raise ImageError(f"{name} is damaged, cut short or no RAW file that can be read ({said})") from None
     if isinstance(preview.data, bytes):  # a JPEG
+        # Of a file that is cut short, LibRaw fills up the preview with whatever its memory holds.
+        if preview.data[len(preview.data) // 2 :] not in content:
+            raise ImageError(f"{name} is cut short: its preview is not complete; fetch or export it again")
         return io.BytesIO(preview.data)
     buffer = io.BytesIO()
     Image.fromarray(preview.data).save(buffer, "PPM")

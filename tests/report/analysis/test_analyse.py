@@ -22,6 +22,7 @@ def test_everything_that_applies_is_written_with_its_provenance(
     assert set(found) == set(ANALYSES.entries) - set(ONLY_ON_REQUEST)
     assert "instance loss" in found.pop("errors")["reason"]
     assert not (tmp_path / "errors.json").exists()
+    assert "attention to show" in found.pop("attention")["reason"]
     for kind, content in found.items():
         stored = read_json(tmp_path / f"{kind}.json")
         assert stored["provenance"]["runs"] == [
