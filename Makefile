@@ -19,7 +19,7 @@ TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 TESTS_NEED := pytest pytest-xdist pytest-timeout hypothesis httpx httpx2
 
-.PHONY: help demo test test-all test-oldest lint format dist torture fuzz licences sbom audit clean
+.PHONY: help demo test test-all test-oldest lint format docs reference dist torture fuzz licences sbom audit clean
 
 help:
 	@echo "make demo       train, evaluate and search on generated images (about 3 minutes)"
@@ -29,6 +29,8 @@ help:
 	@echo "make fuzz       fuzz every parser, ten minutes each (MINUTES=1); docs/reliability.md"
 	@echo "make test-oldest  the quick tests with the oldest dependencies that are allowed"
 	@echo "make licences, make sbom, make audit   what Quintet is made of; docs/supply-chain.md"
+	@echo "make docs       the documentation as a site: build/site/index.html"
+	@echo "make reference  the pages under docs/reference, from the code"
 	@echo "make dist       wheel and sdist, built and tried"
 	@echo "make lint       ruff, mypy, import directions"
 	@echo "make format     let ruff tidy the code"
@@ -82,6 +84,12 @@ test-oldest: $(VENV)/.installed-supply
 
 licences sbom audit: $(VENV)/.installed-supply
 	@$(BIN)/python -m tools.supply_chain $@
+
+docs: $(VENV)/.installed-dev
+	$(BIN)/python -m tools.docs_site
+
+reference: $(VENV)/.installed-dev
+	$(BIN)/python -m tools.reference_pages
 
 dist: $(VENV)/.installed-dev
 	$(BIN)/python -m tools.dist

@@ -70,7 +70,7 @@ def requirements() -> list[Requirement]:
     return [found for found in map(Requirement, lines) if canonicalize_name(found.name) != NAME]
 
 
-OURS = ("all", "dev", "fuzz", "supply")  # extras for those who work on Quintet
+OURS = ("all", "dev", "docs", "fuzz", "supply")  # extras for those who work on Quintet
 
 
 def installed(wanted: Iterable[Requirement]) -> dict[str, Distribution]:

@@ -12,7 +12,11 @@ import typer
 from tests.docs.commands import PAGES, ROOT, Line, commands
 from tests.docs.conftest import fenced_blocks
 
+import quintet
 from quintet.cli.main import app
+from quintet.losses import OBJECTIVES
+from quintet.models import MODELS
+from tools import reference_pages
 
 LINES = [line for page in PAGES for line in commands(page)]
 QUINTET = [line for line in LINES if line.quintet is not None]
@@ -94,3 +98,45 @@ def test_source_files_that_the_architecture_names_exist() -> None:
     named = set(re.findall(r"`((?:[a-z_]+/)*[a-z_]+\.py)`", text))
     assert len(named) > 15
     assert not [name for name in named if not (ROOT / "src/quintet" / name).exists() and not (ROOT / name).exists()]
+
+
+@pytest.mark.parametrize("name", reference_pages.PAGES)
+def test_the_reference_is_that_of_the_code(name: str) -> None:
+    written = (reference_pages.REFERENCE / f"{name}.md").read_text(encoding="utf-8")
+    assert written == reference_pages.PAGES[name](), "run `make reference` and commit what it writes"
+
+
+def test_the_reference_has_every_command_option_field_matcher_and_public_name() -> None:
+    commands_page, recipe, models, python = (
+        (reference_pages.REFERENCE / f"{name}.md").read_text(encoding="utf-8")
+        for name in ("commands", "recipe", "models", "python")
+    )
+    for line in QUINTET:  # what other pages use is explained there
+        assert line.quintet is not None
+        if line.quintet and line.quintet[0] in ("index", "search", "train", "mine", "evaluate"):
+            assert f"## quintet {line.quintet[0]}\n" in commands_page
+    for field in ("select_after", "false_negative_margin", "max_length", "warmup_steps"):
+        assert f"| `{field}` |" in recipe
+    for name in (*MODELS.names(), *OBJECTIVES.names()):
+        assert f"### {name}\n" in models
+    for name in quintet.__all__:
+        assert name.startswith("_") or f"## {name}\n" in python
+
+
+def test_signatures_are_as_in_the_source() -> None:
+    assert reference_pages.signature(fenced_blocks) == "fenced_blocks(page: str, language: str) -> list[Block]"
+    assert reference_pages.signature(Line).splitlines()[:2] == ["class Line", "    page: str"]
+
+    def long(
+        first: dict[str, list[int]], *more: int, second: float = 1.0, third: str = "a text that is long", **rest: str
+    ) -> None: ...
+
+    assert reference_pages.signature(long).splitlines() == [
+        "long(",
+        "    first: dict[str, list[int]],",
+        "    *more: int,",
+        "    second: float = 1.0,",
+        "    third: str = 'a text that is long',",
+        "    **rest: str,",
+        ") -> None",
+    ]
