@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -73,11 +74,34 @@ def test_figure_6_changes_one_number_at_a_time() -> None:
     assert "Figure 6c" in study.tables[3].title
 
 
+def test_both_mechanisms_and_their_ensemble_are_one_table() -> None:
+    base = load_recipe("hrem-fusion-bert-coco")
+    study = build_study("hrem", base, mechanisms=True, gpo=load_recipe("vse-infinity-bert-coco"))
+    table = study.tables[1]
+    assert [(row.variant, row.label) for row in table.rows] == [
+        ("gpo", "GPO"),
+        ("standalone", "HREM (Standalone)"),
+        (HREM, "HREM (Fusion)"),
+        ("full", "HREM (Full), both models"),
+    ]
+    assert relation(study, "standalone") == base.stages[0].loss["relation"] | {"mechanism": "standalone"}
+    assert study.variant("full").members == ("standalone", HREM)
+    gpo = load_recipe("vse-infinity-bert-coco")
+    assert (recipe_of(study, "gpo").matcher, recipe_of(study, "gpo").stages) == (gpo.matcher, gpo.stages)
+    sums = [{published.place[:7]: published.values["rsum"] for published in row.published} for row in table.rows]
+    assert [found["Table 1"] for found in sums] == [434.3, 443.1, 444.1, 450.9]
+
+
 def test_recipes_without_relations_are_refused() -> None:
     with pytest.raises(RecipeError, match=r"'hrem'.*'vse-scenes' .*'vse\+\+'"):
         build_study("hrem", load_recipe("vse-scenes"))
     with pytest.raises(RecipeError, match=r"one stage .*relation"):
         build_study("hrem", load_recipe("hrem-fusion-scenes", ["stages.online.loss={triplet: {}}"]))
+
+
+def _lines(figure: Path) -> set[str]:
+    """The words of a figure."""
+    return {node.text for node in ElementTree.parse(figure).iter() if node.tag.endswith("}text") and node.text}
 
 
 @pytest.fixture
@@ -89,8 +113,8 @@ def tiny_hrem(tiny_recipe: dict[str, Any]) -> Recipe:
 
 
 def test_it_trains_with_special_samples_and_loss_curves(tiny_hrem: Recipe, tmp_path: Path) -> None:
-    study = build_study("hrem", tiny_hrem, neighbours=[0.3], hard_samples=True, curves=True)
-    assert [variant.key for variant in study.variants] == [HREM, "neighbours0.3", "without-relations"]
+    study = build_study("hrem", tiny_hrem, top=[2, 6], neighbours=[0.3], hard_samples=True, curves=True)
+    assert [variant.key for variant in study.variants] == [HREM, "top2", "top6", "neighbours0.3", "without-relations"]
     summary = run_study(study, tmp_path / "out", Settings(seeds=(0,), device="cpu", bootstrap=0, resamples=20))
     special = summary["extras"]["special_samples"]["rows"]
     assert [(row["samples"], row["percent"], row["label"]) for row in special[:3]] == [
@@ -105,6 +129,15 @@ def test_it_trains_with_special_samples_and_loss_curves(tiny_hrem: Recipe, tmp_p
     lines = [row for row in map(json.loads, log.splitlines()) if row["kind"] == "train" and row["epoch"] == 2]
     mean = sum(row["relation.enhanced"] for row in lines) / len(lines)
     assert curves[-1]["enhanced"] == pytest.approx(mean)
+    points = summary["extras"]["hyperparameters"]["rows"]
+    assert [(row["name"], row["value"]) for row in points] == [("K", 2), ("K", 4), ("K", 6), ("τ", 0.3), ("τ", 0.5)]
+    metrics = {key: summary["variants"][key]["runs"][0]["protocols"]["full"]["metrics"] for key in (HREM, "top6")}
+    assert points[1]["rsum"] == points[4]["rsum"] == metrics[HREM]["rsum"]
+    assert points[2]["i2t_r1"] == metrics["top6"]["i2t_r1"]
+    drawn = {name: _lines(tmp_path / "out" / "figures" / f"{name}.svg") for name in ("hyperparameters", "loss-curves")}
+    assert drawn["hyperparameters"] >= {"R@1 (%) by K", "R@1 (%) by τ", "text to image R@1 (%)"}
+    assert not any("λ" in text for text in drawn["hyperparameters"]), "it was not changed"
+    assert drawn["loss-curves"] >= {"triplet loss", "initial embeddings", "enhanced embeddings"}
     text = (tmp_path / "out" / "tables.md").read_text(encoding="utf-8")
     assert "## Hard and infrequent samples (Table 4 of the paper)" in text
     assert "| infrequent " in text

@@ -90,7 +90,11 @@ class _Expansion:
             )
         self.notes: list[str] = []
         base = without_absent_vectors(base, self.notes.append)
-        self.file, self.base, self.options = file, base, options
+        self.file, self.base = file, base
+        self.options = {
+            name: without_absent_vectors(value, self.notes.append) if isinstance(value, Recipe) else value
+            for name, value in options.items()
+        }
         self.content: Content = base.model_dump(mode="json", by_alias=True)
         self.stage = _stage_with(file.stage_with, base) if file.stage_with is not None else None
         self.facts = _Facts(self, self.content)
@@ -116,11 +120,10 @@ class _Expansion:
             notes=tuple(self.notes),
         )
 
-    @cached_property
-    def rounds(self) -> tuple[Stages, Stages]:
+    def _rounds(self, base: Recipe) -> tuple[Stages, Stages]:
         if self.file.rounds is None:
             raise RecipeError(f"study {self.file.name!r} has variants of a round, and does not say which `rounds`")
-        return _known("rounds", self.file.rounds, ROUNDS)(self.base)
+        return _known("rounds", self.file.rounds, ROUNDS)(base)
 
     @cached_property
     def groups(self) -> int:
@@ -216,10 +219,10 @@ class _Expansion:
 
     def _contents(self, name: str, spec: VariantSpec) -> Iterator[Content]:
         """The recipes of a variant: one, or one for each value of the option that it sweeps."""
-        source = self if spec.recipe is None else _Expansion(self.file, self.options[spec.recipe], {})
-        content = copy.deepcopy(source.content)
+        base = self.base if spec.recipe is None else self.options[spec.recipe]
+        content: Content = base.model_dump(mode="json", by_alias=True)
         if spec.round is not None:
-            content["stages"] = copy.deepcopy(source.rounds[spec.round - 1])
+            content["stages"] = copy.deepcopy(self._rounds(base)[spec.round - 1])
         if spec.recipe is not None:
             content = renamed(content, f"{spec.recipe}-")
         if spec.losses is not None:

@@ -18,6 +18,7 @@ from quintet.evaluation.result import load_ranks, write_result
 from quintet.evaluation.scoring import Member, member_scores
 from quintet.evaluation.special_samples import negative_means, special_samples
 from quintet.files import read_json, read_jsonl
+from quintet.losses import OBJECTIVES
 from quintet.report.analysis.cross_retrieval import cross_retrieval_histogram, draw_rank_intervals
 from quintet.report.analysis.distributions import split_similarities
 from quintet.report.analysis.loss_timing import time_stages
@@ -34,6 +35,7 @@ from quintet.studies.variants import Measure, Trained
 from quintet.training.recipe_models import Recipe
 
 CURVES = ("t2i_r1", "i2t_r1")
+HYPERPARAMETERS = {"relevance_weight": "λ", "top": "K", "neighbours": "τ"}  # of the loss `relation`
 
 
 @dataclass(frozen=True)
@@ -150,6 +152,31 @@ def special_samples_of(trained: Trained) -> list[dict[str, Any]]:
     return [row | {"label": trained.labels[row["run"]]} for row in rows]
 
 
+def hyperparameters(trained: Trained) -> list[dict[str, Any]]:
+    """R@1 by each of HREM's three numbers, the other two as the first variant has them (Figure 6)."""
+    default = OBJECTIVES.parameters("relation")
+    numbers = {
+        key: {name: stage.loss["relation"].get(name, default[name].default) for name in HYPERPARAMETERS}
+        for key, recipe in trained.recipes.items()
+        for stage in recipe.stages
+        if "relation" in stage.loss
+    }
+    own = numbers[next(iter(trained.labels))]
+    rows, panels = [], {}
+    for name, symbol in HYPERPARAMETERS.items():
+        alike = [key for key, found in numbers.items() if found | {name: None} == own | {name: None}]
+        if len(alike) == 1:
+            continue  # no other value of it
+        alike.sort(key=lambda key: numbers[key][name])
+        values = [numbers[key][name] for key in alike]
+        metrics = [read_json(trained.ranks[key].with_suffix(".json"))["metrics"] for key in alike]
+        lines = {METRICS[metric]: (values, [found[metric] for found in metrics]) for metric in CURVES}
+        panels[f"R@1 (%) by {symbol}"] = lines
+        rows += [{"name": symbol, "value": value} | found for value, found in zip(values, metrics, strict=True)]
+    trained.figures["hyperparameters"] = lambda: draw_curves(panels, "Hyper-parameters (Figure 6)", x="value")
+    return rows
+
+
 def loss_curves(trained: Trained) -> list[dict[str, Any]]:
     """HREM's triplet loss of initial and of enhanced embeddings, a mean for each epoch that has both (Figure 7)."""
     (key,) = trained.labels
@@ -157,6 +184,9 @@ def loss_curves(trained: Trained) -> list[dict[str, Any]]:
     found = term_curves(trained.folders[key], ("initial", "enhanced")).get(stage, {})
     if "relation.enhanced" not in found:
         raise QuintetError("not measured: no epoch was logged after the relations had started")
+    names = ("initial", "enhanced")
+    both = {f"{name} embeddings": (found["epoch"], found[f"relation.{name}"]) for name in names}
+    trained.figures["loss-curves"] = lambda: draw_curves({"triplet loss": both}, "Triplet loss by epoch (Figure 7)")
     lines = zip(found["epoch"], found["relation.initial"], found["relation.enhanced"], strict=True)
     return [
         {"epoch": int(epoch), "initial": initial, "enhanced": enhanced}
@@ -213,6 +243,7 @@ MEASURES = {"S": Measure("S", _overlap, digits=4)}
 EXTRAS: dict[str, Callable[[Trained], list[dict[str, Any]]]] = {
     "timing": timing,
     "special_samples": special_samples_of,
+    "hyperparameters": hyperparameters,
     "loss_curves": loss_curves,
     "training_curves": training_curves,
     "cross_retrieval": cross_retrieval,

@@ -126,7 +126,7 @@ class ExtraSpec(_Strict):
     """A measurement with a table of its own."""
 
     title: str
-    when: str | None = Field(None, description="only with this option")
+    when: str | tuple[str, ...] | None = Field(None, description="only with this option, or one of these")
     variants: tuple[str, ...] | dict[str, str] = Field(description="what it looks at, or that with labels")
     columns: tuple[ColumnSpec, ...]
     published: tuple[str, ...] = Field((), description="tables of the papers whose numbers stand beside ours")
@@ -160,7 +160,7 @@ class StudyFile(_Strict):
         self._check("variant", [self.base, *_several(self.reference), *rows, *compared, *measured], self.variants)
         whens = [name for table in self.tables for name in _several(table.when or ())]
         whens += [spec.when for spec in self.variants.values() if spec.when]
-        whens += [extra.when for extra in self.extras.values() if extra.when]
+        whens += [name for extra in self.extras.values() for name in _several(extra.when or ())]
         whens += [spec.recipe for spec in self.variants.values() if spec.recipe]
         sweeps = [name for spec in self.variants.values() for name in _several(spec.sweep or ())]
         filed = [name for spec in self.variants.values() for name in spec.files.values()]

@@ -14,7 +14,7 @@ import torch
 from quintet.data.corpus import Corpus
 from quintet.errors import QuintetError, RunError
 from quintet.files import write_jsonl
-from quintet.report.analysis import Subject, analyse, open_subjects
+from quintet.report.analysis import Options, Subject, analyse, open_subjects, training_curves
 from quintet.report.analysis.training_curves import (
     epoch_curves,
     error_curves,
@@ -162,3 +162,23 @@ def test_errors_are_drawn_where_they_were_logged(subjects: list[Subject], tmp_pa
     found = analyse(subjects[:1], tmp_path / "out", ["errors"])["errors"]
     assert found["runs"]["a"]["one"]["instance.image_error"] == [1.0, 0.5, 0.25]
     assert "error of the text branch (%)" in (tmp_path / "out" / "errors.svg").read_text()
+
+
+def test_losses_of_initial_and_enhanced_embeddings_share_an_axis(
+    subjects: list[Subject], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terms = {"relation.initial": 2.0, "relation.enhanced": 1.0, "relation.regularisation": 0.5}
+    rows = [{"kind": "train", "step": step, "epoch": step - 1} | terms for step in (1, 2)]
+    write_jsonl(tmp_path / "run" / "stages" / "one" / "log.jsonl", rows)
+    subjects[0].run = copy.copy(subjects[0].run)
+    subjects[0].run.folder = tmp_path / "run"
+    drawn = []
+    monkeypatch.setattr(training_curves, "draw_curves", lambda panels, title: drawn.append(panels))
+    training_curves.curves(subjects[:1], Options())
+    assert drawn[-1] == {
+        "triplet loss (relation)": {
+            "a: one, initial": ([1.0, 2.0], [2.0, 2.0]),
+            "a: one, enhanced": ([1.0, 2.0], [1.0, 1.0]),
+        },
+        "relation.regularisation": {"a: one": ([1.0, 2.0], [0.5, 0.5])},
+    }

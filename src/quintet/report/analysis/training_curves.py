@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,8 @@ NOT_TERMS = ("kind", "step", "epoch", "lr")
 # Names of the quantities, and what they are called in figures.
 METRICS = {"i2t_r1": "image to text R@1 (%)", "t2i_r1": "text to image R@1 (%)", "rsum": "rsum"}
 GAPS = {"gap_online": "offline minus online", "gap_positive": "positive minus offline"}  # of the quintuplet objective
+# Losses that are compared on one axis: HREM's triplet loss of initial and of enhanced embeddings (its Figure 7).
+TOGETHER = dict.fromkeys(("relation.initial", "relation.enhanced"), "triplet loss (relation)")
 ERRORS = {"image_error": "error of the image branch (%)", "text_error": "error of the text branch (%)"}  # of instance
 
 
@@ -159,7 +161,7 @@ def curves(subjects: Sequence[Subject], options: Options) -> Finding:
     shown = [name for name in terms if name.rpartition(".")[2] not in ("epoch", *ERRORS, *GAPS)]
     panels = {
         "training": (_panels(metrics, METRICS), "Validation metrics by epoch"),
-        "losses": (_panels(losses, {name: name for name in shown}), "Losses by epoch"),
+        "losses": (_panels(losses, {name: TOGETHER.get(name, name) for name in shown}), "Losses by epoch"),
     }
     figures = {name: draw_curves(lines, title) for name, (lines, title) in panels.items() if lines}
     return Finding({"validation": metrics, "losses": losses, "passed": passed_baseline(metrics)}, figures)
@@ -220,14 +222,19 @@ def _require(found: Mapping[str, Curves], what: str) -> None:
 def _panels(
     found: Mapping[str, Curves], names: Mapping[str, str]
 ) -> dict[str, dict[str, tuple[list[float], list[float]]]]:
-    """By quantity, the lines of all runs and stages that have it; `instance.image_error` counts as `image_error`."""
+    """By quantity, the lines of all runs and stages that have it; `instance.image_error` counts as `image_error`.
+
+    Lines of several names in one panel say which they are.
+    """
+    shared = {panel for panel, times in Counter(names.values()).items() if times > 1}
     panels: dict[str, dict[str, tuple[list[float], list[float]]]] = {}
     for label, stages in found.items():
         for stage, curve in stages.items():
             for name, values in curve.items():
                 key = name if name in names else name.rpartition(".")[2]
                 if key in names:
-                    panels.setdefault(names[key], {})[f"{label}: {stage}"] = (curve["epoch"], values)
+                    which = f", {key.rpartition('.')[2]}" if names[key] in shared else ""
+                    panels.setdefault(names[key], {})[f"{label}: {stage}{which}"] = (curve["epoch"], values)
     return panels
 
 
