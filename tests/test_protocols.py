@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.models.test_models import SMALL_CLIP
 from torch import nn
 
 import quintet
@@ -15,7 +17,11 @@ from quintet.losses import OBJECTIVES
 from quintet.models import MODELS, create_model
 from quintet.protocols import Matcher, module_of, preprocess_of
 
-SIZES: dict[str, Any] = {"vocabulary_size": 10, "image_dim": 8, "embed_dim": 16}
+SIZES: dict[str, dict[str, Any]] = defaultdict(
+    lambda: {"vocabulary_size": 10, "image_dim": 8, "embed_dim": 16},
+    heads={"vocabulary_size": 30_522, "image_dim": 8, "embed_dim": 16},
+    clip={"vocabulary_size": 10, "config": SMALL_CLIP},
+)
 ABILITIES = {
     "vse++": {"HasEmbedding"},
     "scan": {"ShowsAttention"},
@@ -25,6 +31,7 @@ ABILITIES = {
     "hrem": {"HasEmbedding", "KeepsRegions"},
     "dual-path": {"HasEmbedding", "HasImageFeatures", "UsesPositionNoise"},
     "heads": {"HasEmbedding", "HasFrozenText"},
+    "clip": {"HasEmbedding", "HasLogitScale", "ReadsPixels"},
 }
 OF_MATCHERS = (
     "ReadsPixels",
@@ -34,6 +41,7 @@ OF_MATCHERS = (
     "HasImageFeatures",
     "HasEmbedding",
     "KeepsRegions",
+    "HasLogitScale",
 )
 
 
@@ -47,7 +55,7 @@ def test_the_table_has_every_method() -> None:
 
 @pytest.mark.parametrize("name", ABILITIES)
 def test_a_method_has_its_abilities_and_no_other(name: str) -> None:
-    matcher = create_model(name, **(SIZES | ({"vocabulary_size": 30_522} if name == "heads" else {})))
+    matcher = create_model(name, **SIZES[name])
     assert isinstance(matcher, Matcher)
     assert abilities(matcher, OF_MATCHERS) == ABILITIES[name]
     assert module_of(matcher) is matcher

@@ -146,6 +146,21 @@ class KeepsRegions(Protocol):
     def region_dim(self) -> int: ...
 
 
+@runtime_checkable
+class HasLogitScale(Protocol):
+    """Has learned how to turn scores into logits, which contrastive losses and probabilities are made of."""
+
+    @property
+    def logit_scale(self) -> Tensor:
+        """What scores are multiplied with; positive."""
+        ...
+
+    @property
+    def logit_bias(self) -> Tensor | float:
+        """What is added to that."""
+        ...
+
+
 # Losses.
 
 

@@ -13,9 +13,17 @@ from quintet.models import MODELS, create_model, list_models
 from quintet.protocols import Matcher
 
 SMALL: dict[str, Any] = {"vocabulary_size": 10, "image_dim": 8, "embed_dim": 6, "word_dim": 4}
+TOWER = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+SMALL_CLIP: dict[str, Any] = {
+    "model_type": "clip",
+    "projection_dim": 6,
+    "text_config": TOWER | {"max_position_embeddings": 8},
+    "vision_config": TOWER | {"image_size": 16, "patch_size": 8},
+}
 MORE: dict[str, dict[str, Any]] = {
     "mmca": {"heads": 2, "text_dim": 4, "filters": 5},
     "dual-path": {"text_layout": "small", "text_width": 2},
+    "clip": {"config": SMALL_CLIP, "end_token": 3},
 }
 
 
@@ -26,8 +34,10 @@ def small(name: str) -> Any:
     return create_model(name, **arguments).eval()
 
 
-def images(count: int) -> ImageBatch:
+def images(count: int, kind: str = "fragments") -> ImageBatch:
     torch.manual_seed(1)
+    if kind == "pixels":
+        return ImageBatch(pixels=torch.randn(count, 3, 16, 16))
     mask = torch.ones(count, 5, dtype=torch.bool)
     mask[0, 3:] = False
     return ImageBatch(fragments=torch.randn(count, 5, 8) * mask[..., None], mask=mask, boxes=torch.rand(count, 5, 4))
@@ -42,7 +52,7 @@ def test_every_matcher_keeps_the_protocol(name: str) -> None:
     assert isinstance(matcher, nn.Module)
     assert isinstance(matcher, Matcher)
     with torch.no_grad():
-        image_codes, text_codes = matcher.encode_images(images(4)), matcher.encode_texts(TEXTS)
+        image_codes, text_codes = matcher.encode_images(images(4, matcher.image_input)), matcher.encode_texts(TEXTS)
         scores = matcher.score(image_codes, text_codes)
         pairs = matcher.score_pairs(image_codes, text_codes)
     assert (len(image_codes), len(text_codes), scores.shape, pairs.shape) == (4, 4, (4, 4), (4,))
@@ -54,7 +64,7 @@ def test_every_matcher_keeps_the_protocol(name: str) -> None:
 def test_every_matcher_scores_a_single_pair(name: str) -> None:
     matcher = small(name)
     with torch.no_grad():
-        image_codes, text_codes = matcher.encode_images(images(4)), matcher.encode_texts(TEXTS)
+        image_codes, text_codes = matcher.encode_images(images(4, matcher.image_input)), matcher.encode_texts(TEXTS)
         whole = matcher.score(image_codes, text_codes)
         for row in range(4):
             for column in range(4):
@@ -71,7 +81,8 @@ def test_every_matcher_can_be_saved_and_made_again(name: str) -> None:
     second.load_state_dict(first.state_dict())
     with torch.no_grad():
         pair = [
-            matcher.score(matcher.encode_images(images(3)), matcher.encode_texts(TEXTS)) for matcher in (first, second)
+            matcher.score(matcher.encode_images(images(3, matcher.image_input)), matcher.encode_texts(TEXTS))
+            for matcher in (first, second)
         ]
     assert pair[0].equal(pair[1])
 

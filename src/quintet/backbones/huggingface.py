@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from quintet.backbones.preprocess import RESAMPLE, Preprocess
+from quintet.backbones.preprocess import RESAMPLE, PatchPreprocess, Preprocess
 from quintet.backbones.tower import ImageTower, fold_tokens
 from quintet.backbones.weights import first_line
 from quintet.data.hub import hub_source
@@ -87,6 +89,22 @@ def _load_model(name: str, pretrained: bool) -> nn.Module:
     return model.float()
 
 
+@contextmanager
+def quiet_loading() -> Iterator[None]:
+    """No bar of transformers for weights that are read from the disk, which takes a second; downloads keep theirs."""
+    from transformers.utils import logging
+
+    shown, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if shown:
+            logging.enable_progress_bar()
+
+
 def _load_preprocess(name: str) -> Preprocess:
     from transformers.image_processing_base import ImageProcessingMixin
 
@@ -103,16 +121,20 @@ def _load_preprocess(name: str) -> Preprocess:
         raise QuintetError(f"hf:{name}: its preprocessor_config.json is not understood: {error!r}") from None
 
 
-def preprocess_from_config(config: dict[str, Any]) -> Preprocess:
-    """The `Preprocess` that an image processor's JSON describes."""
+def preprocess_from_config(config: dict[str, Any], exact: bool = False) -> Preprocess:
+    """The `Preprocess` that an image processor's JSON describes. `exact`: with its way of rounding sizes to pixels."""
     mean, std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
     if config.get("do_normalize", True):
         mean, std = tuple(config["image_mean"]), tuple(config["image_std"])
     scale = config.get("rescale_factor", 1 / 255) if config.get("do_rescale", True) else 1.0
+    if exact and "max_num_patches" in config:
+        resample = NAME_OF_RESAMPLE[config["resample"]]
+        numbers = {"mean": mean, "std": std, "scale": scale, "resample": resample}
+        return PatchPreprocess.of(config["patch_size"], config["max_num_patches"], **numbers)
     size, short_side = _view(config)
     return Preprocess(
         size,
-        crop="squeeze" if short_side is None else "center",
+        crop="squeeze" if short_side is None else "resize" if exact else "center",
         short_side=short_side,
         mean=mean,
         std=std,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 Box = tuple[float, float, float, float]  # left, top, right, bottom
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 # Pillow's own numbers, so that this file can be read where Pillow is not installed.
+MOST_RESIZED = 20_000  # pixels of the long side, above which crop "resize" resizes only the part that is kept
 RESAMPLE = {"nearest": 0, "lanczos": 1, "bilinear": 2, "bicubic": 3, "box": 4, "hamming": 5}
 
 
@@ -29,11 +31,14 @@ class Preprocess:
     keeps the whole image and changes its aspect ratio instead, so that nothing a caption mentions is cut away.
     The part is chosen in the source and resized once, so the cost does not depend on how long a thin image is.
 
+    `crop="resize"` is what the image processors of transformers do, to the bit: the whole image is resized in whole
+    pixels, its short side to `short_side`, and then cropped, or filled up with black where it is smaller.
+
     `mean` and `std` are in the order of `channels`, on the scale of the values after `bytes * scale`.
     """
 
     size: tuple[int, int]  # height, width
-    crop: Literal["squeeze", "center"] = "center"
+    crop: Literal["squeeze", "center", "resize"] = "center"
     short_side: int | None = None  # for "center"; None: the largest part that has the tower's aspect ratio
     mean: tuple[float, float, float] = IMAGENET_MEAN
     std: tuple[float, float, float] = IMAGENET_STD
@@ -44,13 +49,15 @@ class Preprocess:
     def __post_init__(self) -> None:
         if min(self.size) < 1:
             raise ValueError(f"size must be positive, got {self.size}")
-        if self.crop not in ("squeeze", "center"):
-            raise ValueError(f"crop must be 'squeeze' or 'center', got {self.crop!r}")
+        if self.crop not in ("squeeze", "center", "resize"):
+            raise ValueError(f"crop must be 'squeeze', 'center' or 'resize', got {self.crop!r}")
+        if self.crop == "resize" and self.short_side is None:
+            raise ValueError("crop 'resize' needs a short_side")
         if self.channels not in ("RGB", "BGR"):
             raise ValueError(f"channels must be 'RGB' or 'BGR', got {self.channels!r}")
         if self.resample not in RESAMPLE:
             raise ValueError(f"resample must be one of {', '.join(RESAMPLE)}, got {self.resample!r}")
-        if self.short_side is not None and self.short_side < max(self.size):
+        if self.crop == "center" and self.short_side is not None and self.short_side < max(self.size):
             raise ValueError(f"short_side {self.short_side} is smaller than the crop {self.size}")
 
     def __call__(self, image: Image) -> Tensor:
@@ -64,16 +71,35 @@ class Preprocess:
             return image
         if image.mode != "RGB":  # a palette or an alpha channel cannot be interpolated
             image = image.convert("RGB")
+        if self.crop == "resize" and (whole := self._whole_pixels(*image.size)) is not None:
+            left, top = (whole[0] - width) // 2, (whole[1] - height) // 2
+            resized = image if image.size == whole else image.resize(whole, RESAMPLE[self.resample])
+            return resized.crop((left, top, left + width, top + height))
         return image.resize((width, height), RESAMPLE[self.resample], box=self.source_box(*image.size))
+
+    def _whole_pixels(self, width: int, height: int) -> tuple[int, int] | None:
+        """(width, height) of the resized image; None where it is so thin that only the part that is kept is resized."""
+        assert self.short_side is not None
+        short, long = min(width, height), max(width, height)
+        longer = int(self.short_side * long / short)
+        if longer > MOST_RESIZED:
+            return None
+        return (longer, self.short_side) if width > height else (self.short_side, longer)
 
     def normalise(self, image: Image) -> Tensor:
         """(3, height, width) float32 of an image that has its final size already (after an augmentation)."""
         values = np.asarray(image if image.mode == "RGB" else image.convert("RGB"))  # (height, width, 3) uint8
         if self.channels == "BGR":
             values = values[..., ::-1]
-        factor, offset = self._factor_and_offset()
-        normal = values * factor - offset
-        return torch.from_numpy(np.ascontiguousarray(normal.transpose(2, 0, 1)))  # (3, height, width)
+        planes = [table[values[..., channel]] for channel, table in enumerate(self._table)]
+        return torch.from_numpy(np.stack(planes))  # (3, height, width)
+
+    @cached_property
+    def _table(self) -> np.ndarray:
+        """(3, 256): what each byte of each channel becomes."""
+        scaled = (np.arange(256) * self.scale).astype(np.float32)  # step by step, as transformers rounds
+        mean, std = np.array(self.mean, np.float32)[:, None], np.array(self.std, np.float32)[:, None]
+        return (scaled - mean) / std
 
     def normalise_bytes(self, pixels: Tensor) -> Tensor:
         """`normalise` for bytes of several images, (n, 3, height, width), wherever they are."""
@@ -140,6 +166,54 @@ class Preprocess:
             key: tuple(value) if isinstance(value, list) else value for key, value in state.items()
         }
         try:
-            return Preprocess(**values)
+            return PatchPreprocess(**values) if "patch" in values else Preprocess(**values)
         except (TypeError, ValueError) as error:
             raise QuintetError(f"the description of how images are prepared is not valid: {error}") from None
+
+
+@dataclass(frozen=True)
+class PatchPreprocess(Preprocess):
+    """The whole image in its own aspect ratio, as at most `max_patches` patches (NaFlex, SigLIP 2).
+
+    Gives (1, 1 + max_patches, patch * patch * 3): the first row says how many rows and columns of patches follow.
+    """
+
+    patch: int = 16
+    max_patches: int = 256
+
+    @staticmethod
+    def of(patch: int, max_patches: int, **numbers: Any) -> PatchPreprocess:
+        """`size` is that of a square image."""
+        side = patch * math.isqrt(max_patches)
+        numbers = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)} | numbers
+        return PatchPreprocess((side, side), crop="squeeze", patch=patch, max_patches=max_patches, **numbers)
+
+    def grid(self, width: int, height: int) -> tuple[int, int]:
+        """Rows and columns of the patches of an image of this size.
+
+        >>> PatchPreprocess.of(16, 256).grid(640, 480), PatchPreprocess.of(16, 256).grid(10, 4000)
+        ((13, 18), (256, 1))
+        """
+        low, high = 1e-6, 100.0  # factors of the image's size: the largest whose patches are not too many
+
+        def patches(factor: float) -> tuple[int, int]:
+            return tuple(max(1, math.ceil(side * factor / self.patch)) for side in (height, width))  # type: ignore[return-value]
+
+        while high - low >= 1e-5:
+            middle = (low + high) / 2
+            if math.prod(patches(middle)) <= self.max_patches:
+                low = middle
+            else:
+                high = middle
+        return patches(low)
+
+    def __call__(self, image: Image) -> Tensor:
+        rows, columns = self.grid(*image.size)
+        whole = replace(self, size=(rows * self.patch, columns * self.patch))
+        pixels = self.normalise(whole.view(image))  # (3, rows * p, columns * p)
+        cells = pixels.unflatten(2, (columns, self.patch)).unflatten(1, (rows, self.patch))  # (3, rows, p, columns, p)
+        patches = cells.permute(1, 3, 2, 4, 0).flatten(0, 1).flatten(1)  # (rows * columns, p * p * 3)
+        table = torch.zeros(1, 1 + self.max_patches, patches.shape[1])
+        table[0, 0, :2] = torch.tensor([rows, columns])
+        table[0, 1 : 1 + len(patches)] = patches
+        return table

@@ -23,6 +23,7 @@ from quintet.data.batches import ImageBatch
 from quintet.data.corpus import Image
 from quintet.data.loading import ImageSource
 from quintet.data.vocabulary import TokenKinds
+from quintet.errors import QuintetError
 
 if TYPE_CHECKING:
     from PIL.Image import Image as PILImage
@@ -246,7 +247,9 @@ class ChangedWords:
     """
 
     def __init__(self, kinds: TokenKinds, probability: float) -> None:
-        self.kinds = kinds
+        if kinds.mask is None:
+            raise QuintetError("this tokenizer has no token that stands for a hidden word; set augment.words=0")
+        self.kinds, self.mask = kinds, kinds.mask
         self.probability = probability
         self.ordinary = np.flatnonzero(~kinds.special)  # what may replace a piece
 
@@ -268,7 +271,7 @@ class ChangedWords:
         position = np.arange(len(ids)) - starts[text]
         other = (uniform(pair_keys(seeds, stream=1)[text], position) * len(self.ordinary)).astype(np.int64)
         replaced = np.where(draw < HIDDEN + REPLACED, self.ordinary[other], ids)
-        changed = np.where(draw < HIDDEN, self.kinds.mask, replaced)
+        changed = np.where(draw < HIDDEN, self.mask, replaced)
         kept = (draw < HIDDEN + REPLACED) | (draw >= 1)
         bare = np.bincount(text, kept & inside, len(texts)) == 0  # only special tokens would be left
         kept |= bare[text]

@@ -51,4 +51,8 @@ def load_tokenizer(path: Path | str) -> Tokenizer:
         from quintet.data.wordpiece import WordPiece
 
         return WordPiece.from_state(state)
-    raise RunError(f"{path}: unknown tokenizer kind {kind!r}; this Quintet knows words, wordpiece")
+    if kind == "pretrained":
+        from quintet.data.pretrained_tokenizer import PretrainedTokenizer
+
+        return PretrainedTokenizer.from_state(state)
+    raise RunError(f"{path}: unknown tokenizer kind {kind!r}; this Quintet knows words, wordpiece, pretrained")

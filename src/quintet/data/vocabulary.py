@@ -135,7 +135,7 @@ class TokenKinds:
 
     special: np.ndarray  # (ids,) bool: no part of a word, such as padding, start and end
     continues: np.ndarray  # (ids,) bool: a piece that goes on with the word before it
-    mask: int  # stands for a word that is hidden
+    mask: int | None  # stands for a word that is hidden
 
 
 class WordVocabulary:

@@ -22,6 +22,7 @@ MODELS = Registry(
         "hrem": "quintet.models.hrem:build_hrem",
         "dual-path": "quintet.models.dual_path:build_dual_path",
         "heads": "quintet.models.heads:build_heads",
+        "clip": "quintet.models.clip:build_clip",
     },
 )
 

@@ -24,6 +24,7 @@ from quintet.data.batches import ImageBatch, TextBatch
 from quintet.data.corpus import Corpus, Image, Split, Text, as_corpus
 from quintet.data.feature_store import FeatureStore
 from quintet.data.loading import FeatureImages, ImageSource, PixelImages, TokenizedTexts, image_batches, text_batches
+from quintet.data.pretrained import PREFIX, dual_encoder_files, is_pretrained
 from quintet.data.tokenizers import Tokenizer, load_tokenizer
 from quintet.errors import ArgumentError, QuintetError, RecipeError, RunError
 from quintet.models import MODELS
@@ -49,6 +50,7 @@ from quintet.runs.run_folder import (
     check_file,
     find_weights,
     locate,
+    pretrained_name,
     read_checksums,
     read_head,
     read_image_input,
@@ -118,6 +120,14 @@ class Run:
         if self._view is not None:
             self._view.to(self.device)
         return self
+
+    def parts(self) -> dict[str, Any]:
+        """What its folder holds, or would hold, of matcher and tokenizer, without paths of this machine."""
+        arguments = {key: value for key, value in self.model["arguments"].items() if key != "source"}
+        return {
+            "model.json": self.model | {"arguments": arguments},
+            "tokenizer.json": self._required_tokenizer().state(),
+        }
 
     @property
     def view(self) -> ImageView:
@@ -343,7 +353,8 @@ def load(
     """Open a finished run, or with `stage` the selected weights of one of its stages (also of an unfinished run).
 
     - `name_or_path`: a run folder, the name of a run that comes with Quintet (`quintet-small`), or the path of a
-      stage's folder or of a weights file, which names run and stage at once.
+      stage's folder or of a weights file, which names run and stage at once; or `hf:FOLDER` or `hf:HUB_NAME`, a dual
+      encoder of transformers (CLIP, SigLIP ...).
     - `device`: "cpu", "cuda", "cuda:1" ...; "auto" takes a GPU where there is one.
     - `tower_weights`: where the weights file of the run's image tower is, if it was moved since the features were made.
 
@@ -353,6 +364,8 @@ def load(
     if not isinstance(name_or_path, str | os.PathLike):
         raise ArgumentError(f"load takes the path or the name of a run, not a {type(name_or_path).__name__}")
     folder, stage = locate(name_or_path, stage)
+    if is_pretrained(folder):
+        return _load_pretrained(folder, pick_device(device))
     head = read_head(folder)
     weights = find_weights(folder, stage)
     opened_on = pick_device(device)
@@ -374,10 +387,32 @@ def load(
         tokenizer=read_tokenizer(folder),
         image_input=read_image_input(folder),
         default_corpus=Path(head["corpus"]) if head.get("corpus") else None,
-        weights_checksum=weights_checksum,
+        weights_checksum=head.get("made_from") or weights_checksum,
         device=opened_on,
         tower_weights=tower_weights,
         notes=[note for stage in head.get("stages", {}).values() for note in stage.get("without_effect", ())],
+    )
+
+
+def _load_pretrained(name: Path, device: torch.device) -> Run:
+    """A dual encoder of transformers as it was published, opened as a run."""
+    from quintet.models.clip import dual_encoder_facts, load_text_side  # with transformers, which takes seconds
+
+    files = dual_encoder_files(name)
+    tokenizer = load_text_side(files)
+    arguments = {"source": f"{PREFIX}{files.folder}", **dual_encoder_facts(files, tokenizer)}
+    limit = MOST_TIMES * sum(path.stat().st_size for path in files.weights) + SPARE
+    matcher: Matcher = build_within(MODELS, "clip", arguments, limit)
+    return Run(
+        folder=name,
+        name=pretrained_name(name),
+        matcher=matcher.to(device).eval(),
+        model={"name": "clip", "arguments": arguments},
+        tokenizer=tokenizer,
+        image_input={"kind": "pixels"},
+        default_corpus=None,
+        weights_checksum=files.identity(),
+        device=device,
     )
 
 
@@ -396,7 +431,7 @@ def read_tokenizer(folder: Path) -> Tokenizer | None:
 
 def without_start_weights(model: dict[str, Any]) -> dict[str, Any]:
     """The matcher's arguments without the files its towers started from: the run's own weights replace them."""
-    start = {"tower_weights": None, "tower_pretrained": False, "text_pretrained": False}
+    start = {"tower_weights": None, "tower_pretrained": False, "text_pretrained": False, "pretrained": False}
     known = MODELS.parameters(model["name"]) if model["name"] in MODELS.entries else {}
     return model["arguments"] | {key: value for key, value in start.items() if key in known}
 

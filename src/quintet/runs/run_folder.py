@@ -23,6 +23,7 @@ from typing import Any, Literal
 import yaml
 
 import quintet
+from quintet.data.pretrained import PREFIX, dual_encoder_files, foreign_model, is_pretrained
 from quintet.errors import QuintetError, RunError
 from quintet.files import (
     check_shape,
@@ -66,6 +67,7 @@ class _Head:
     splits: dict[str, str] | None = None
     stages: dict[str, _Stage] = field(default_factory=dict)
     origin: dict[str, Any] | None = None
+    made_from: str | None = None  # identity of the files of transformers that the weights are of
 
 
 @dataclass
@@ -115,12 +117,11 @@ def check_name(path: Path) -> None:
 
 def read_head(folder: Path) -> dict[str, Any]:
     """run.json, checked."""
+    if is_pretrained(folder):  # a model of transformers, as it was published
+        return {"format": FORMAT, "version": VERSION, "name": pretrained_name(folder), "status": "complete"}
     path = folder / "run.json"
     if not is_there(path):
-        raise RunError(
-            f"{folder} is not a run (no run.json); `quintet train RECIPE -o {folder}` makes one"
-            + "".join(f", and {name!r} comes with Quintet" for name in shipped_runs())
-        )
+        raise RunError(_no_run(folder))
     head = _read(path)
     if not isinstance(head, dict) or head.get("format") != FORMAT:
         raise RunError(f"{path} is not a Quintet run")
@@ -134,6 +135,26 @@ def read_head(folder: Path) -> dict[str, Any]:
         if not re.fullmatch(STAGE_NAME, stage):
             raise RunError(f"{path}: stages: {stage!r} cannot be the name of a stage")
     return head
+
+
+def _no_run(folder: Path) -> str:
+    if (other := foreign_model(folder)) is not None:
+        return (
+            f"{folder} is not a run but {other}; a dual encoder of transformers (CLIP, SigLIP ...) is opened as "
+            f"{PREFIX}{folder}, and other models can be towers of a recipe"
+        )
+    return f"{folder} is not a run (no run.json); `quintet train RECIPE -o {folder}` makes one" + "".join(
+        f", and {name!r} comes with Quintet" for name in shipped_runs()
+    )
+
+
+def pretrained_name(folder: Path) -> str:
+    """What people call `hf:NAME`: the last part of the name.
+
+    >>> pretrained_name(Path("hf:openai/clip-vit-base-patch32"))
+    'clip-vit-base-patch32'
+    """
+    return Path(str(folder).removeprefix(PREFIX)).name
 
 
 def is_begun(folder: Path) -> bool:
@@ -264,10 +285,15 @@ def locate(path: Path | str, stage: str | None = None) -> tuple[Path, str | None
     """The run folder and the stage that a path means: a run, a stage of it, or the weights file of either.
 
     The name of a run that comes with Quintet (see `shipped_runs`) means that one, unless a folder here is called so.
+    `hf:NAME` stays itself: a model of transformers stands wherever a run may stand.
 
     >>> locate("runs/first"), locate("runs/first/stages/online/selected.safetensors")
     ((PosixPath('runs/first'), None), (PosixPath('runs/first'), 'online'))
     """
+    if is_pretrained(path):
+        if stage is not None:
+            raise RunError(f"{path} has no stages; leave stage {stage!r} out")
+        return Path(path), None
     path = user_path(path)
     if not is_there(path):
         path = shipped_runs().get(str(path), path)
@@ -287,6 +313,8 @@ def locate(path: Path | str, stage: str | None = None) -> tuple[Path, str | None
 
 def find_weights(folder: Path, stage: str | None) -> Path:
     """The weights file of a finished run, or of one of its stages; checked to be there."""
+    if is_pretrained(folder):
+        return dual_encoder_files(folder).weights[0]
     if stage is None and read_head(folder)["status"] != "complete":
         raise RunError(
             f"run {folder} has not finished training; go on with `quintet train --resume {folder}`, or name a stage to "
@@ -297,6 +325,13 @@ def find_weights(folder: Path, stage: str | None) -> Path:
         raise RunError(f"{weights} does not exist; this run has no such stage, or it has not come that far")
     open_regular(weights).close()  # raises where it is a folder, a FIFO, a link to itself
     return weights
+
+
+def weights_identity(folder: Path, stage: str | None) -> str:
+    """SHA-256 of the weights of a run, or of a stage; of a model in several files, of their checksums."""
+    if is_pretrained(folder):
+        return dual_encoder_files(folder).identity()
+    return file_checksum(find_weights(folder, stage))
 
 
 def check_run(path: Path | str, stage: str | None = None) -> dict[str, Any]:

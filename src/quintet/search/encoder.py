@@ -17,6 +17,7 @@ from quintet.backbones.create import FAMILIES, create_tower
 from quintet.backbones.extractor import FeatureExtractor
 from quintet.codes import Codes
 from quintet.data.batches import ImageBatch
+from quintet.data.pretrained import is_pretrained
 from quintet.data.tokenizers import Tokenizer
 from quintet.errors import QuintetError
 from quintet.files import LARGEST_JSON, atomic_write, file_checksum, read_bytes, write_json
@@ -170,21 +171,30 @@ def query_vectors(codes: Sequence[Codes] | Mapping[int, Codes], first: Sequence[
 # The runs and towers that an index keeps
 
 
-def keep_run(index: Path, run: Run) -> dict[str, str]:
-    """Copy what searching needs of a run into the index, unless it is there already; checksums of the files by path."""
+def keep_run(index: Path, run: Run, known: Mapping[str, str]) -> dict[str, str]:
+    """Copy what searching needs of a run into the index, unless it is there already; checksums of the files by path.
+
+    `known`: checksums of the files that are there already. A model of transformers becomes a run folder here.
+    """
     kept, folder = index / "runs" / run.weights_checksum, run.folder
     # Without paths of the machine it was trained on: an index may be given away.
     head = read_head(folder) | {"format": RUN_FORMAT, "status": "complete", "corpus": None}
     tower = run.image_input.get("tower")
     images = run.image_input | ({"tower": tower | {"weights": None}} if tower else {})
-    found = {name: read_bytes(folder / name, LARGEST_JSON) for name in ("model.json", "tokenizer.json")}
-    for name, value in (("run.json", head), ("images.json", images)):
-        found[name] = f"{json.dumps(value, ensure_ascii=False, indent=2)}\n".encode()
+    written: dict[str, Any] = {"run.json": head, "images.json": images}
+    if is_pretrained(folder):
+        written |= {"run.json": head | {"made_from": run.weights_checksum}, **run.parts()}
+    found = {name: f"{json.dumps(value, ensure_ascii=False, indent=2)}\n".encode() for name, value in written.items()}
+    for name in {"model.json", "tokenizer.json"} - found.keys():
+        found[name] = read_bytes(folder / name, LARGEST_JSON)
     for name, content in found.items():
         if not (kept / name).is_file() or read_bytes(kept / name, LARGEST_JSON) != content:
             with atomic_write(kept / name) as temporary:
                 temporary.write_bytes(content)
-    if not is_intact(kept / "weights.safetensors", run.weights_checksum):
+    if is_pretrained(folder):
+        if not is_intact(kept / "weights.safetensors", known.get(f"runs/{kept.name}/weights.safetensors")):
+            save_tensors(kept / "weights.safetensors", run.matcher.state_dict(), {"run": run.name})
+    elif not is_intact(kept / "weights.safetensors", run.weights_checksum):
         files = [folder / "weights.safetensors", *folder.glob("stages/*/selected.safetensors")]
         weights = next((file for file in files if is_intact(file, run.weights_checksum)), None)
         if weights is None:

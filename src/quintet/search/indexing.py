@@ -131,7 +131,7 @@ def build_index(
             repaired += [name for name, checksum in kept.items() if not is_intact(index / name, checksum)]
             now_kept: dict[str, str] = {}
             for each in team.encoder.runs:
-                now_kept |= keep_run(index, each) | keep_tower(index, each.image_input.get("tower"), kept)
+                now_kept |= keep_run(index, each, kept) | keep_tower(index, each.image_input.get("tower"), kept)
 
             encoded = {
                 kind: EncodedItems(database, index / "vectors", kind, team.fingerprint, precision) for kind in KINDS

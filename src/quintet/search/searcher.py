@@ -19,7 +19,7 @@ from quintet.data.images import image_header, open_image
 from quintet.errors import ImageError, QuintetError, suggest
 from quintet.files import file_checksum, open_regular, user_path
 from quintet.protocols import ShowsAttention
-from quintet.runs.run_folder import find_weights, locate
+from quintet.runs.run_folder import locate, weights_identity
 from quintet.search import (
     MOST_RERANKED,
     MOST_RESULTS,
@@ -523,7 +523,7 @@ def _generation(index: Path) -> int | None:
 
 def _number_of(manifest: Manifest, folder: Path) -> int:
     found, stage = locate(folder)
-    weights = file_checksum(find_weights(found, stage))
+    weights = weights_identity(found, stage)
     for number, run in enumerate(manifest.runs):
         if run.weights == weights:
             return number

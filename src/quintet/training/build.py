@@ -38,8 +38,15 @@ def build_tokenizer(recipe: TokenizerRecipe, train: Split) -> Tokenizer:
     return build_dictionary(recipe, train)[0]
 
 
-def build_dictionary(recipe: TokenizerRecipe, train: Split) -> tuple[Tokenizer, Dictionary | None]:
-    """The tokenizer, and where its tokens are words, what it keeps of the training texts."""
+def build_dictionary(
+    recipe: TokenizerRecipe, train: Split, model: str | None = None
+) -> tuple[Tokenizer, Dictionary | None]:
+    """The tokenizer, and where its tokens are words, what it keeps of the training texts.
+
+    `model`: the pretrained model that the matcher names, `hf:NAME`.
+    """
+    if recipe.kind == "pretrained":
+        return _pretrained_tokenizer(recipe.source or model, recipe.max_length), None
     texts = [text.text for text in train.texts]
     if recipe.kind == "wordpiece":
         from quintet.data.wordpiece import WordPiece
@@ -56,6 +63,24 @@ def build_dictionary(recipe: TokenizerRecipe, train: Split) -> tuple[Tokenizer, 
         if recipe.vectors_only:
             vocabulary = vocabulary.only(found)
     return vocabulary, Dictionary.of(vocabulary, texts, coverage)
+
+
+def _pretrained_tokenizer(source: str | None, max_length: int | None) -> Tokenizer:
+    if source is None:
+        raise RecipeError("data.tokenizer: name the model whose tokenizer it is, with source: FOLDER_OR_HUB_NAME")
+    from quintet.data.pretrained import dual_encoder_files, is_dual_encoder
+    from quintet.data.pretrained_tokenizer import PretrainedTokenizer
+    from quintet.models.clip import load_text_side
+
+    if is_dual_encoder(source):
+        return load_text_side(dual_encoder_files(source), max_length)
+    return PretrainedTokenizer.load(source, max_length)
+
+
+def pretrained_model(recipe: Recipe) -> str | None:
+    """The pretrained model, `hf:NAME`, that the matcher of a recipe is, or reads texts with."""
+    named = (recipe.matcher.arguments.get(key) for key in ("source", "text"))
+    return next((name for name in named if isinstance(name, str) and name.startswith("hf:")), None)
 
 
 def without_absent_vectors(recipe: Recipe, note: Callable[[str], None]) -> Recipe:
@@ -106,7 +131,21 @@ def complete_model(recipe: Recipe, data: TrainingData, tokenizer: Tokenizer) -> 
     if isinstance(text, str) and text.startswith("hf:"):
         facts["text_config"] = text_encoder_config(text.removeprefix("hf:"))  # the run then opens without that folder
     name = recipe.matcher.name
+    if isinstance(source := recipe.matcher.arguments.get("source"), str) and name == "clip":
+        facts |= _source_facts(source, tokenizer)
+    elif name == "clip":
+        facts["end_token"] = tokenizer.ids("a")[-1]
     return {"name": name, "arguments": MODELS.complete(name, recipe.matcher.arguments, facts)}
+
+
+def _source_facts(source: str, tokenizer: Tokenizer) -> dict[str, Any]:
+    from quintet.data.pretrained import dual_encoder_files
+    from quintet.data.pretrained_tokenizer import PretrainedTokenizer
+    from quintet.models.clip import dual_encoder_facts
+
+    if not isinstance(tokenizer, PretrainedTokenizer):
+        raise RecipeError(f"{source} reads the tokens of its own tokenizer; set data.tokenizer={{kind: pretrained}}")
+    return dual_encoder_facts(dual_encoder_files(source), tokenizer)  # the run then opens without that folder
 
 
 def build_matcher(model: dict[str, Any], recipe: TokenizerRecipe, tokenizer: Tokenizer, seed: int) -> Matcher:

@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from quintet.data.pretrained import PREFIX, is_pretrained
 from quintet.errors import QuintetError, RecipeError, suggest
 from quintet.files import read_bytes, user_path
 from quintet.runs.run_folder import is_there
@@ -188,7 +189,10 @@ def with_whole_paths(recipe: Recipe) -> Recipe:
 
 
 def _whole_path(run: str) -> str:
-    """A folder's whole path; the name of a run that comes with Quintet stays as it is."""
+    """A folder's whole path; the name of a run that comes with Quintet stays as it is, and one of the hub, too."""
+    if is_pretrained(run):
+        folder = user_path(run.removeprefix(PREFIX))
+        return f"{PREFIX}{folder.resolve()}" if folder.is_dir() else run
     return str(user_path(run).resolve()) if is_there(user_path(run)) else run
 
 

@@ -24,7 +24,7 @@ class _Strict(BaseModel):
 class TokenizerRecipe(_Strict):
     """How texts become token ids."""
 
-    kind: Literal["words", "wordpiece"] = "words"
+    kind: Literal["words", "wordpiece", "pretrained"] = "words"
     min_count: int = Field(4, ge=1, description="words: minimum count of a word in the training split")
     max_length: int | None = Field(
         None, ge=3, le=100_000, description="maximum number of tokens of a text, special tokens included"
@@ -36,7 +36,9 @@ class TokenizerRecipe(_Strict):
         None, description="words: a vocabulary in SCAN's JSON format instead of one built from the training split"
     )
     source: str | None = Field(
-        None, description="wordpiece: vocab.txt, folder or hub name; none: trained on the corpus"
+        None,
+        description="wordpiece: vocab.txt, folder or hub name; none: trained on the corpus; pretrained: folder or hub "
+        "name; none: that of the model which the matcher names",
     )
     size: int = Field(8000, ge=10, description="wordpiece: size of the vocabulary, when trained on the corpus")
     word_vectors: Path | None = Field(None, description="GloVe or word2vec file that initialises the word embeddings")
@@ -46,9 +48,9 @@ class TokenizerRecipe(_Strict):
     @model_validator(mode="after")
     def _files_are_of_the_kind(self) -> TokenizerRecipe:
         if self.kind == "words" and self.source is not None:
-            raise ValueError("source goes with kind: wordpiece; a word vocabulary is read from `vocabulary`")
-        if self.kind == "wordpiece" and self.vocabulary is not None:
-            raise ValueError("vocabulary goes with kind: words; word pieces are read from `source`")
+            raise ValueError("source goes with kind: wordpiece or pretrained; words are read from `vocabulary`")
+        if self.kind != "words" and self.vocabulary is not None:
+            raise ValueError("vocabulary goes with kind: words; other tokenizers are read from `source`")
         if self.vectors_only and (self.word_vectors is None or self.vocabulary is not None):
             raise ValueError("vectors_only filters the words of the corpus by a file; name it with `word_vectors`")
         return self

@@ -17,6 +17,7 @@ from torch import nn
 from quintet import distributed
 from quintet.data.corpus import Corpus
 from quintet.data.negatives import NegativeLists
+from quintet.data.pretrained import dual_encoder_files, is_pretrained
 from quintet.data.tokenizers import Tokenizer
 from quintet.errors import RecipeError, RunError, suggest
 from quintet.files import read_json, user_path
@@ -43,6 +44,7 @@ from quintet.training.build import (
     complete_model,
     continue_objective,
     initial_weights,
+    pretrained_model,
     tell_dictionary,
     without_absent_vectors,
 )
@@ -119,7 +121,9 @@ def check_stages(recipe: Recipe, model: dict[str, Any], tokenizer: Tokenizer, da
     """Build what each stage names once and drop it: a mistake in the last stage is reported before the first runs."""
     matcher: Matcher = create_model(model["name"], **model["arguments"])
     if recipe.data.augment.words:
-        tokenizer.kinds()  # raises if the vocabulary has no mask
+        from quintet.data.augment import ChangedWords
+
+        ChangedWords(tokenizer.kinds(), recipe.data.augment.words)  # raises if the vocabulary has no mask
     trainable = {parameter: parameter.requires_grad for parameter in matcher.parameters()}
     for number, stage in enumerate(recipe.stages):
         earlier = [before.name for before in recipe.stages[:number]]
@@ -145,6 +149,9 @@ def check_stages(recipe: Recipe, model: dict[str, Any], tokenizer: Tokenizer, da
 def _check_source(where: str, name: str, known: list[str], what: str = "run folder") -> None:
     """Raise unless `name` is known or a run."""
     if name in known:
+        return
+    if is_pretrained(name):
+        dual_encoder_files(name)
         return
     if not is_there(user_path(name)) and name not in shipped_runs():
         hint = f"; {suggest(name, known)}" if known else ""
@@ -237,7 +244,7 @@ def train_recipe(
             check_name(recipe.data.corpus)
         data = open_data(recipe, display.note)
         recipe = without_absent_vectors(recipe, display.note)
-        tokenizer, dictionary = build_dictionary(recipe.data.tokenizer, data.train)
+        tokenizer, dictionary = build_dictionary(recipe.data.tokenizer, data.train, pretrained_model(recipe))
         if dictionary is not None:
             tell_dictionary(dictionary, recipe.data.tokenizer, display.info, display.note)
         model = complete_model(recipe, data, tokenizer)
