@@ -205,6 +205,7 @@ def dual_encoder_facts(files: PretrainedFiles, tokenizer: PretrainedTokenizer | 
         mask=tokenizer.mask and files.kind not in CAUSAL,
     )
     config = _config(files).to_dict()
+    config.pop("_name_or_path", None)  # of this machine
     return {"config": config, "preprocess": _read_preprocess(files).state(), "text": asdict(text)}
 
 

@@ -17,7 +17,7 @@ from PIL.Image import Image as PILImage
 from quintet.codes import Codes
 from quintet.data.images import image_header, open_image
 from quintet.errors import ImageError, QuintetError, suggest
-from quintet.files import file_checksum, open_regular, user_path
+from quintet.files import open_regular, user_path
 from quintet.protocols import ShowsAttention
 from quintet.runs.run_folder import locate, weights_identity
 from quintet.search import (
