@@ -39,8 +39,10 @@ def test_the_demo_goes_all_the_way(tmp_path: Path, short_recipe: Path) -> None:
     measured = json.loads((out / "result-online.json").read_text())
     assert measured["counts"]["images"] == 200
     page = (out / "page.html").read_text(encoding="utf-8")
-    assert page.count("<section>") == 3
-    assert page.count("data:image/png;base64,") == 18
+    for heading in ("Searches that work", "A search that fails", "Your own photos"):
+        assert heading in page
+    assert "What mining found" not in page, "one stage, no mining"
+    assert page.count("data:image/png;base64,") >= 5, "the searches show images"
     assert "http://" not in page.replace("http://www.w3.org", "")
     assert (out / "index" / "index.json").is_file()
     again = runner.invoke(app, ["demo", "--out", str(out)])
@@ -48,11 +50,15 @@ def test_the_demo_goes_all_the_way(tmp_path: Path, short_recipe: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_demo_learns_ten_times_chance(tmp_path: Path) -> None:
+def test_the_demo_learns_and_explains_itself(tmp_path: Path) -> None:
     out = tmp_path / "demo"
     result = runner.invoke(app, ["demo", "--out", str(out)])
     assert result.exit_code == 0, result.output
     for path in out.glob("result-*.json"):
         measured = json.loads(path.read_text())
-        for name in ("i2t_r1", "t2i_r1"):
-            assert measured["metrics"][name] >= 10 * measured["chance"][name], (path.name, name)
+        assert measured["metrics"]["rsum"] >= 350, path.name  # the demo of a matcher that was weaker reached 252
+    page = (out / "page.html").read_text(encoding="utf-8")
+    for heading in ("What mining found", "Where each word looks"):
+        assert heading in page
+    assert page.count("First correct result at rank 1.") == 3
+    assert "The first result is another scene" in page

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,19 +12,21 @@ import typer
 from rich.console import Console
 
 from quintet.cli.options import complete_recipe
-from quintet.cli.progress import TrainingDisplay
+from quintet.cli.progress import TrainingDisplay, work_bar
 from quintet.cli.resume import says_how_to_go_on
 from quintet.errors import QuintetError
 
 if TYPE_CHECKING:
-    from quintet.data.corpus import Corpus, Split
+    from quintet.data.corpus import Split
     from quintet.evaluation.result import Result
-    from quintet.report.html_page import QueryResult
-    from quintet.search.items import Hit as Found
-    from quintet.search.searcher import Searcher
+    from quintet.report.analysis import Subject
+    from quintet.report.gallery import Retrieval
     from quintet.training.recipe_models import Recipe
 
-QUERIES, DEPTH = 3, 6
+PHOTOS = (
+    "quintet index quintet-small ~/Pictures -o photos.index",
+    'quintet search photos.index "a dog in the snow" --open',
+)
 
 
 def demo_command(
@@ -35,16 +38,17 @@ def demo_command(
     ] = 0,
     recipe: Annotated[
         str, typer.Option(metavar="RECIPE", help="Recipe to train.", autocompletion=complete_recipe)
-    ] = "aoq-vse-scenes",
+    ] = "demo-scenes",
     scenes: Annotated[
         int,
         typer.Option(metavar="N", min=50, help="Images to train on; 200 more are for validation and 200 for the test."),
-    ] = 2000,
+    ] = 1000,
 ) -> None:
-    """Train, evaluate and search a small generated corpus in 3 minutes.
+    """Train a matcher on a generated corpus, mine hard negatives, train again, and search, in 3 minutes.
 
-    Everything is written to one folder and nothing is downloaded. The last line names a page to open in a browser.
-    The time is for two CPU cores. A demo that was stopped goes on with the same command.
+    Everything is written to one folder and nothing is downloaded. The page that it writes shows what mining found,
+    searches that work, one that fails and why, and where each word looks. The time is for two CPU cores. A demo that
+    was stopped goes on with the same command.
     """
     from quintet.files import read_json
     from quintet.training.recipe import load_recipe
@@ -65,11 +69,13 @@ def _run(plan: Recipe, out: Path, options: dict[str, Any], console: Console) -> 
     from quintet.data.corpus import Corpus
     from quintet.data.scenes.generate import make_scenes
     from quintet.evaluation.result import results_table
+    from quintet.features.extract import extract_features
     from quintet.files import write_json
-    from quintet.report.html_page import write_search_page
+    from quintet.report.analysis import Subject
+    from quintet.report.demo_page import write_demo_page
+    from quintet.runs.run import load
     from quintet.runs.run_folder import is_begun
     from quintet.search.indexing import build_index
-    from quintet.search.searcher import Searcher
     from quintet.training.stages import resume_run, train_recipe
 
     began = time.monotonic()
@@ -85,8 +91,12 @@ def _run(plan: Recipe, out: Path, options: dict[str, Any], console: Console) -> 
     counts = ", ".join(f"{name} {len(groups)}" for name, groups in corpus.splits.items())
     console.print(f"{len(corpus.images)} images ({counts}) with {len(corpus.texts)} texts, such as")
     console.print(f"  {corpus.texts[1].text}", style="italic", markup=False)
+    if plan.data.features is not None:
+        console.print(f"features of {plan.data.features}, for a grid of cells of each image", highlight=False)
+        with work_bar(console, plan.data.features, "images") as progress:
+            extract_features(corpus, plan.data.features, device="cpu", workers=2, progress=progress)
 
-    console.rule("2  training", align="left")
+    console.rule("2  training in two rounds, with mined negatives in the second", align="left")
     with TrainingDisplay(console) as display:
         if is_begun(out / "run"):
             resume_run(out / "run", device="cpu", display=display)
@@ -95,81 +105,45 @@ def _run(plan: Recipe, out: Path, options: dict[str, Any], console: Console) -> 
 
     console.rule("3  evaluating on the test split", align="left")
     split = corpus.split(plan.data.test)
-    results = _measure(out, corpus, split, [stage.name for stage in plan.stages], options["seed"])
+    runs = {stage.name: load(out / "run", stage=stage.name, device="cpu") for stage in plan.stages}
+    subjects = [Subject(run, corpus, split, name=run.name, stage=stage) for stage, run in runs.items()]
+    results = _measure(out, subjects, options["seed"])
     console.print(results_table(results))
 
     console.rule("4  searching", align="left")
     build_index(out / "run", [out / "corpus"], out / "index", split=plan.data.test, device="cpu")
-    with Searcher.open(out / "index", device="cpu") as searcher:
-        searches = _search(searcher, split)
-    for search in searches:
-        console.print(search.query, style="bold", markup=False)
-        for rank, hit in enumerate(search.hits[:3], 1):
-            mark = "  <- the image it was written for" if hit.right else ""
-            line = f"  {rank}. {hit.image_path.name}  score {hit.score:.3f}{mark}"
-            console.print(line, markup=False, highlight=False)
     page = out / "page.html"
-    write_search_page(page, "Quintet demo", searches, intro=_intro(corpus), above=_table(results))
+    working, failing = write_demo_page(page, subjects, results, PHOTOS)
+    for search in (*working, *([] if failing is None else [failing])):
+        _print_search(search, split, console)
+    more = f'quintet search {shlex.quote(str(out / "index"))} "three hearts at sunset" --explain'
+    console.print(f"search yourself: {more}", highlight=False, markup=False, soft_wrap=True)
+    console.rule("your own photos", align="left")
+    for line in PHOTOS:
+        console.print(f"  {line}", highlight=False, markup=False, soft_wrap=True)
     console.rule(f"done in {time.monotonic() - began:.0f} s", align="left")
     console.print(f"open {page.resolve()} in a browser", highlight=False, markup=False, soft_wrap=True)
 
 
-def _measure(out: Path, corpus: Corpus, split: Split, stages: list[str], seed: int) -> dict[str, Result]:
+def _measure(out: Path, subjects: list[Subject], seed: int) -> dict[str, Result]:
     """Every stage on the test split."""
     from quintet.evaluation.evaluator import evaluate_members
     from quintet.evaluation.result import write_result
-    from quintet.evaluation.scoring import Member
-    from quintet.runs.run import load
 
     results: dict[str, Result] = {}
-    for stage in stages:
-        run = load(out / "run", stage=stage, device="cpu")
-        results[stage] = evaluate_members([Member.encode(run, corpus, split, name=stage)], split, seed=seed)
-        facts = {"corpus": corpus.name, "stage": stage, "weights": run.weights_checksum}
+    for subject in subjects:
+        stage = str(subject.stage)
+        results[stage] = evaluate_members(subject.members, subject.split, seed=seed)
+        facts = {"corpus": subject.corpus.name, "stage": stage, "weights": subject.run.weights_checksum}
         write_result(out / f"result-{stage}.json", results[stage], **facts)
     return results
 
 
-def _search(searcher: Searcher, split: Split) -> list[QueryResult]:
-    """Search for the images of a few long texts."""
-    from quintet.report.html_page import Hit, QueryResult
-
-    step = len(split.groups) // QUERIES
-    texts = [
-        max((split.texts[row] for row in split.texts_of_group[g * step]), key=lambda t: len(t.text))
-        for g in range(QUERIES)
-    ]
-    caption_of = {text.group: text.text for text in split.texts}
-
-    def shown(found: Found, wanted: str | None) -> Hit:
-        item = found.item
-        caption = caption_of[str(item.metadata["group"])]
-        return Hit(searcher.image_path(item.id), found.score, caption, item.metadata["image"] == wanted)
-
-    answers = searcher.search_text([text.text for text in texts], k=DEPTH)
-    return [
-        QueryResult(text.text, [shown(hit, text.image) for hit in hits])
-        for text, hits in zip(texts, answers, strict=True)
-    ]
-
-
-def _table(results: dict[str, Result]) -> str:
-    from quintet.report.html_page import metrics_table_html
-
-    names = {"i2t": "image to text", "t2i": "text to image"}
-    chance = next(iter(results.values())).chance
-    rows = [
-        {"stage": f"{stage}, {words}"}
-        | {f"R@{k}": float(metrics[f"{way}_r{k}"]) for k in (1, 5, 10)}
-        | {"median rank": float(metrics[f"{way}_medr"]), "rsum": float(metrics["rsum"])}
-        for stage, metrics in [*((stage, result.metrics) for stage, result in results.items()), ("chance", chance)]
-        for way, words in names.items()
-    ]
-    return metrics_table_html(rows, caption="On held-out scenes")
-
-
-def _intro(corpus: Corpus) -> str:
-    return (
-        f"A matcher was trained on {len(corpus.splits['train'])} generated scenes. Here it searches the "
-        f"{len(corpus.splits['test'])} test scenes, which were not used in training, for the texts of some of them."
-    )
+def _print_search(search: Retrieval, split: Split, console: Console) -> None:
+    console.print(split.texts[search.row].text, style="bold", markup=False)
+    for candidate in search.candidates[:3]:
+        mark = "  <- the image it was written for" if candidate.correct else ""
+        name = Path(split.images[candidate.row].path or "").name
+        console.print(f"  {candidate.rank}. {name}  score {candidate.score:.3f}{mark}", markup=False, highlight=False)
+    if search.best_correct > 1:
+        console.print(f"  its image has rank {search.best_correct}; the page says why", markup=False, highlight=False)
