@@ -134,6 +134,14 @@ def test_the_other_tables_change_one_thing_of_stage_one(content: dict[str, Any],
     assert study.tables[1].rows[-1].label == "Instance loss, 12 classes"
 
 
+@pytest.mark.parametrize("name", ["dual-path-f30k", "dual-path-released-f30k"])
+def test_table_three_has_the_next_deeper_text_cnn(name: str) -> None:
+    study = build_study("dual-path", load_recipe(name), tables=[3])
+    own, other = (row.variant for row in study.tables[0].rows)
+    assert own == "instance-1"
+    assert recipe_of(study, other).matcher.arguments["text_layout"] == "resnet152"
+
+
 def test_image_towers_are_trained_in_both_stages_with_their_own_weights(tmp_path: Path) -> None:
     """Tables I, VII and VIII: stage I with the CNN fixed, stage II with all of it, of every tower."""
     files = {tower: tmp_path / f"{tower}.pth" for tower in ("vgg16", "vgg19", "resnet152")}

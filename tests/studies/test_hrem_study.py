@@ -86,6 +86,8 @@ def test_both_mechanisms_and_their_ensemble_are_one_table() -> None:
     ]
     assert relation(study, "standalone") == base.stages[0].loss["relation"] | {"mechanism": "standalone"}
     assert study.variant("full").members == ("standalone", HREM)
+    other = build_study("hrem", load_recipe("hrem-standalone-bert-f30k"), mechanisms=True)
+    assert other.variant("full").members == (HREM, "fusion")
     gpo = load_recipe("vse-infinity-bert-coco")
     assert (recipe_of(study, "gpo").matcher, recipe_of(study, "gpo").stages) == (gpo.matcher, gpo.stages)
     sums = [{published.place[:7]: published.values["rsum"] for published in row.published} for row in table.rows]

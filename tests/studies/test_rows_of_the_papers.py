@@ -31,6 +31,12 @@ AOQ = {
     "SCAN (squared)": {f"{LOSS}.variant": "quintuplet", f"{LOSS}.squared": True},
     "SCAN (h = 500)": {"stages.0.negatives.top_texts": 500, "stages.0.negatives.top_images": 100},  # 5 : 1
 }
+LOSSES = {
+    "online": "BFAN",
+    "off-tri": "BFAN + OffTri",
+    "off-quin": "BFAN + OffQuin",
+    "adap-off-quin": "BFAN + AdapOffQuin",
+}
 # HREM, Table 3, against the recipe.
 HREM = {
     "HREM": {},
@@ -105,6 +111,28 @@ def test_aoq() -> None:
     main, ablations = study.tables
     assert [labels[row.variant] for row in main.rows] == [row.label for row in main.rows] == ["SCAN", *list(AOQ)[:3]]
     assert [labels[row.variant] for row in ablations.rows] == [row.label for row in ablations.rows] == list(AOQ)[3:]
+
+
+def test_second_models_and_ensembles_of_aoq() -> None:
+    """BFAN equal beside prob; each row is trained, averaged and compared with the row of the paper that it is called."""
+    base, partner = load_recipe("aoq-bfan-f30k"), load_recipe("aoq-bfan-prob-f30k")
+    study = build_study("aoq", base, partner=partner, ensembles=True)
+    for key in LOSSES:
+        own, other = flat(study.variant(key).content(0)), flat(study.variant(f"partner-{key}").content(0))
+        changed = {path: other[path] for path in own if own[path] != other[path] and path != "name"}
+        mined = {} if key == "online" else {"stages.0.negatives.from": "@partner-online"}
+        assert changed == {"matcher.focal": "prob"} | mined
+    members = {variant.key: variant.members for variant in study.variants if variant.members}
+    assert members == {f"seeds-{key}": (key,) for key in LOSSES} | {
+        f"both-{key}": (key, f"partner-{key}") for key in LOSSES
+    }
+    main, seeds, both = study.tables
+    assert [row.variant for row in seeds.rows] == [f"seeds-{key}" for key in LOSSES]
+    assert [row.variant for row in both.rows] == [f"{kind}-{key}" for kind in ("partner", "both") for key in LOSSES]
+    for row in (*main.rows, *seeds.rows, *both.rows[4:]):
+        loss = LOSSES[row.variant.removeprefix("seeds-").removeprefix("both-")]
+        assert row.label.partition(",")[0] == loss
+        assert {published.place.split(", ")[1] for published in row.published} == {loss}
 
 
 def test_hrem() -> None:

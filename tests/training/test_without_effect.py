@@ -16,6 +16,8 @@ from quintet.training.recipe_models import StageRecipe
 from quintet.training.stages import train_recipe
 from quintet.training.without_effect import optimizer_steps, settings_without_effect
 
+AOQ = {"negatives": {"from": "x"}}
+
 
 def stage(**settings: Any) -> StageRecipe:
     return StageRecipe.model_validate({"name": "one", "loss": {"triplet": {}}, "epochs": 4} | settings)
@@ -37,6 +39,11 @@ def stage(**settings: Any) -> StageRecipe:
         ({"frozen": "train"}, "nothing is frozen"),
         ({"negatives": {"from": "x"}}, "no loss of it reads them"),
         ({"loss": {"quintuplet": {}}, "negatives": {"from": "x", "std": 0.1}}, "negatives.std"),
+        ({"loss": {"triplet": {"warmup": "softmax"}}}, "loss.triplet.warmup"),
+        (AOQ | {"loss": {"quintuplet": {"variant": "triplet", "alpha": 0.5}}}, "loss.quintuplet.alpha"),
+        (AOQ | {"loss": {"quintuplet": {"variant": "quintuplet", "clamp": True}}}, "loss.quintuplet.clamp"),
+        (AOQ | {"loss": {"quintuplet": {"variant": "only_offline", "margin_online": 0.1}}}, "margin_online"),
+        ({"loss": {"ranking": {"pool": 9}}}, "loss.ranking.pool"),
     ],
 )
 def test_each_is_told(settings: dict[str, Any], words: str) -> None:
@@ -56,6 +63,9 @@ def test_each_is_told(settings: dict[str, Any], words: str) -> None:
         {"schedule": {"kind": "multistep", "milestones": [3]}},
         {"optimizer": {"name": "sgd", "nesterov": True}},
         {"loss": {"quintuplet": {}}, "negatives": {"from": "x", "distribution": "normal", "std": 0.1}},
+        {"loss": {"triplet": {"warmup": "softmax", "warmup_epochs": 1}}},
+        AOQ | {"loss": {"quintuplet": {"variant": "without_offline_adaptation", "alpha": 0.5, "margin_online": 0.1}}},
+        {"loss": {"ranking": {"pool": 9, "negatives": "hardest"}}},
     ],
 )
 def test_what_takes_effect_is_not_told(settings: dict[str, Any]) -> None:

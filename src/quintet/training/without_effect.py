@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from pydantic import BaseModel
@@ -13,6 +13,18 @@ from quintet.data.sampling import epoch_batches
 from quintet.losses import OBJECTIVES
 from quintet.protocols import UsesOfflineNegatives
 from quintet.training.recipe_models import BatchRecipe, NegativesRecipe, OptimizerRecipe, ScheduleRecipe, StageRecipe
+
+# Loss -> arguments that it reads only where another one has such a value.
+ADAPTIVE = ("adaptive", "without_offline_adaptation")
+READ_WITH: dict[str, dict[tuple[str, ...], tuple[str, Callable[[Any], bool]]]] = {
+    "triplet": {("warmup",): ("warmup_epochs", bool)},
+    "quintuplet": {
+        ("warmup",): ("warmup_epochs", bool),
+        ("alpha", "beta", "detach", "clamp"): ("variant", lambda variant: variant in ADAPTIVE),
+        ("margin_online",): ("variant", lambda variant: variant != "only_offline"),
+    },
+    "ranking": {("pool",): ("negatives", lambda negatives: negatives == "hardest")},
+}
 
 
 def optimizer_steps(stage: StageRecipe, train: Split) -> int:
@@ -37,6 +49,11 @@ def _losses(stage: StageRecipe, steps: int) -> Iterator[str]:
     for name, given in stage.loss.items():
         defaults = {key: parameter.default for key, parameter in OBJECTIVES.parameters(name).items()}
         arguments: dict[str, Any] = {k: v for k, v in defaults.items() if v is not inspect.Parameter.empty} | given
+        for names, (other, is_read) in READ_WITH.get(name, {}).items():
+            for key in [] if is_read(arguments[other]) else names:
+                if arguments[key] != defaults[key]:
+                    value = arguments[other]
+                    yield f"loss.{name}.{key} has no effect with {other}: {value} (stage {stage.name!r})"
         if arguments.get("relations") == "none":  # nothing follows
             continue
         epochs, first = arguments.get("warmup_epochs", 0), arguments.get("warmup_steps", 0)
