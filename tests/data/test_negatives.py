@@ -250,6 +250,8 @@ def test_normal_draws_the_top_less_often() -> None:
         lists, split, pairs, rng, top_texts=30, top_images=6, distribution="normal", mean=0.8, std=0.001
     )
     assert set(shifted.text_rank) <= {23, 24}
+    late = draw_offline(lists, split, pairs, rng, top_texts=30, top_images=6, distribution="normal", mean=0.9)
+    assert chi_square(late.text_rank, np.exp(-0.5 * ((x - 0.9) / 0.25) ** 2)) < 4, "not heaped at the end"
     with pytest.raises(ValueError, match="fractions"):
         draw_offline(lists, split, pairs, rng, top_texts=30, top_images=6, std=0.0)
 

@@ -114,7 +114,7 @@ def test_aoq() -> None:
 
 
 def test_second_models_and_ensembles_of_aoq() -> None:
-    """BFAN equal beside prob; each row is trained, averaged and compared with the row of the paper that it is called."""
+    """BFAN equal beside prob; each row is trained, averaged and compared as it is called."""
     base, partner = load_recipe("aoq-bfan-f30k"), load_recipe("aoq-bfan-prob-f30k")
     study = build_study("aoq", base, partner=partner, ensembles=True)
     for key in LOSSES:

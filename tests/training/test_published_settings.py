@@ -140,6 +140,28 @@ def test_a_changed_setting_is_noticed(name: str, path: str, value: Any) -> None:
     assert disagreements(name, parse_recipe(content))
 
 
+# What matchers and losses take where a recipe says nothing: the papers' numbers, whatever recipes write out.
+DEFAULTS: list[tuple[Registry, str, dict[str, Any]]] = [
+    (OBJECTIVES, "triplet", {"margin": 0.2, "negatives": "hardest"}),
+    (OBJECTIVES, "quintuplet", {"margin_online": 0.2, "margin_offline": 0, "alpha": 0.3, "beta": 1.5}),
+    (OBJECTIVES, "instance", {"dropout": 0.75, "image_weight": 1, "text_weight": 1}),
+    (OBJECTIVES, "ranking", {"margin": 1, "pool": 256, "weight": 1}),
+    (OBJECTIVES, "relation", {"layers": 1, "neighbours": 0.5, "relevance_weight": 1.5, "top": 10, "margin": 0.2}),
+    (OBJECTIVES, "relation", {"sigma": 1, "matching": "dot", "distance": "squared", "regularisation": 1}),
+    (MODELS, "scan", {"embed_dim": 1024, "word_dim": 300, "lambda_softmax": 9, "lambda_lse": 6, "relu_slope": 0}),
+    (MODELS, "bfan", {"embed_dim": 1024, "word_dim": 300, "lambda_softmax": 20, "relu_slope": 0.1}),
+    (MODELS, "vsrn", {"embed_dim": 2048, "word_dim": 300, "blocks": 4, "normalise_over": "channels"}),
+    (MODELS, "hrem", {"embed_dim": 1024, "word_dim": 300, "beta": 0.8, "top": 1, "dropout": 0.1}),
+    (MODELS, "mmca", {"embed_dim": 256, "heads": 16, "alpha": 0.2, "filters": 256}),
+    (MODELS, "dual-path", {"embed_dim": 2048, "word_dim": 300, "length": 32, "text_layout": "resnet50"}),
+]
+
+
+@pytest.mark.parametrize(("registry", "name", "published"), DEFAULTS, ids=[name for _, name, _ in DEFAULTS])
+def test_defaults_are_the_papers(registry: Registry, name: str, published: dict[str, Any]) -> None:
+    assert published.items() <= defaults(registry, name).items()
+
+
 @pytest.mark.parametrize("name", ["dual-path-f30k", "dual-path-released-f30k"])
 def test_every_learning_rate_of_stage_two_is_of_what_it_says(name: str) -> None:
     """Filters of the image CNN at 0.02 of the rate; as released the first at 0.0001, gains at 0.001, words at 0.001."""

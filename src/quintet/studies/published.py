@@ -29,7 +29,7 @@ class _Strict(BaseModel):
 
 class PublishedRow(_Strict):
     row: str  # as in the paper
-    values: tuple[float, ...]
+    values: tuple[int | float, ...]
     ours: str | tuple[str, ...] | None = None  # what our tables call it; None: the same
     note: str | None = None
 
