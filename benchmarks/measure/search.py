@@ -214,7 +214,7 @@ def measure(index: Path, dim: int, queries: int, k: int, seed: int) -> dict[str,
         first = milliseconds(lambda query: searcher._opened.nearest(query, k, "image", where), asked[0])
         filtered = [milliseconds(lambda query: searcher._opened.nearest(query, k, "image", where), q) for q in asked]
         for text in texts[:100]:
-            searcher.search_text([text], k=k)
+            searcher.search(text, k=k)
         peak = peak_gib()
 
         bare = bare_faiss(searcher, k)
@@ -225,7 +225,7 @@ def measure(index: Path, dim: int, queries: int, k: int, seed: int) -> dict[str,
             return bare(codes.embedding.numpy())
 
         ours, theirs = in_turns(to_items, bare, asked)
-        whole, floor = in_turns(lambda text: searcher.search_text([text], k=k), encode_and_search, texts)
+        whole, floor = in_turns(lambda text: searcher.search(text, k=k), encode_and_search, texts)
         exact = VectorSearch(searcher._opened.items, "image", vectors_of(searcher))
         truth = [{entry.item.id for entry, _ in hits} for hits in exact.search(asked[:100, 0], k)]
     recall = np.mean([len(hits & best) / k for hits, best in zip(found[:100], truth, strict=True)])

@@ -171,6 +171,7 @@ class WordVocabulary:
         self.drop_unknown = drop_unknown
         self.case = case
         self._id_of = {word: id_ for id_, word in enumerate(self.words)}
+        self._kinds: TokenKinds | None = None
         if tuple(self.words[: len(SPECIAL_TOKENS)]) != SPECIAL_TOKENS:
             raise QuintetError(f"a vocabulary starts with {' '.join(SPECIAL_TOKENS)}, this one with {self.words[:4]}")
         if len(self._id_of) != len(self.words):
@@ -256,9 +257,11 @@ class WordVocabulary:
 
     def kinds(self) -> TokenKinds:
         """Hidden words are `<unk>`, unless the vocabulary has a word `<mask>` (VSE-infinity's code adds one)."""
-        mask = self._id_of.get(MASK, UNKNOWN)
-        special = np.isin(np.arange(len(self)), [PAD, START, END, *([mask] if mask != UNKNOWN else [])])
-        return TokenKinds(special, np.zeros(len(self), dtype=bool), mask)
+        if self._kinds is None:  # asked for with every query
+            mask = self._id_of.get(MASK, UNKNOWN)
+            special = np.isin(np.arange(len(self)), [PAD, START, END, *([mask] if mask != UNKNOWN else [])])
+            self._kinds = TokenKinds(special, np.zeros(len(self), dtype=bool), mask)
+        return self._kinds
 
     def state(self) -> dict[str, Any]:
         flags = {

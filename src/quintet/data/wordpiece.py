@@ -50,6 +50,7 @@ class WordPiece:
         self.unknown: int = vocabulary["[UNK]"]
         self.mask: int | None = vocabulary.get("[MASK]")
         self.max_length = max_length
+        self._kinds: TokenKinds | None = None
         self._size = max(vocabulary.values()) + 1
         self._tokenizer = tokenizer
         tokenizer.no_padding()
@@ -104,11 +105,13 @@ class WordPiece:
     def kinds(self) -> TokenKinds:
         if self.mask is None:
             raise QuintetError("this WordPiece vocabulary has no [MASK], which hidden words need; set augment.words=0")
-        special, continues = (np.zeros(self._size, dtype=bool) for _ in range(2))
-        for piece, id_ in self._tokenizer.get_vocab().items():
-            special[id_] = piece in SPECIAL_TOKENS and piece != "[UNK]"
-            continues[id_] = piece.startswith(CONTINUED)
-        return TokenKinds(special, continues, self.mask)
+        if self._kinds is None:  # asked for with every query
+            special, continues = (np.zeros(self._size, dtype=bool) for _ in range(2))
+            for piece, id_ in self._tokenizer.get_vocab().items():
+                special[id_] = piece in SPECIAL_TOKENS and piece != "[UNK]"
+                continues[id_] = piece.startswith(CONTINUED)
+            self._kinds = TokenKinds(special, continues, self.mask)
+        return self._kinds
 
     def state(self) -> dict[str, Any]:
         """With the whole vocabulary inside, so that a run can be moved to another machine."""

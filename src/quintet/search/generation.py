@@ -19,7 +19,7 @@ from quintet.search import StaleIndex
 from quintet.search.encoder import Encoder
 from quintet.search.index_folder import Manifest
 from quintet.search.items import KINDS, Entry, ItemDatabase, Kind
-from quintet.search.queries import SAMPLE
+from quintet.search.queries import SAMPLE, chance_distance
 from quintet.search.stores import Store, Where, open_store
 from quintet.search.stores.choice import is_own, store_address
 from quintet.search.vector_search import VectorSearch, read_index
@@ -38,6 +38,7 @@ class Generation:
         self._searches: dict[Kind, VectorSearch] = {}
         self._stores: dict[Kind, Store] = {}
         self._samples: dict[Kind, np.ndarray] = {}
+        self._distances: dict[Kind, float] = {}
         self._lock = threading.Lock()
         for kind in KINDS:
             if not manifest.counts[kind]:
@@ -82,9 +83,15 @@ class Generation:
                 self._samples[kind] = self.vectors(kind, chosen)
             return self._samples[kind]
 
+    def chance_distance(self, kind: Kind) -> float:
+        if kind not in self._distances:
+            self._distances[kind] = chance_distance(self.sample(kind))
+        return self._distances[kind]
+
     def vectors(self, kind: Kind, rows: np.ndarray) -> np.ndarray:
         """(n, dim): the vectors of these rows, as queries are compared with them."""
-        return self.codes[kind].vectors(self.manifest.first).pick(rows)
+        search = self._searches.get(kind)  # its vectors may be in memory
+        return (search.vectors if search else self.codes[kind].vectors(self.manifest.first)).pick(rows)
 
     def rerank(
         self, matchers: Mapping[int, Matcher], queries: Mapping[int, Codes], entries: Sequence[Entry], kind: Kind

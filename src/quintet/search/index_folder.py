@@ -57,6 +57,8 @@ def path_text(path: Path | str) -> str:
 
 
 def text_path(text: str) -> str:
+    if "\\" not in text:
+        return text
     return re.sub(r"\\x([0-9a-f]{2})", lambda found: os.fsdecode(bytes.fromhex(found[1])), text)
 
 

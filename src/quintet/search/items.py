@@ -34,7 +34,7 @@ Kind = Literal["image", "text"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 LONGEST = 1_000  # characters of a text that filters see
 AT_ONCE = 10_000  # values in one statement; SQLite allows some 32,000
-CACHE_KIB = 16_384  # of the database that a connection keeps in memory
+CACHE_KIB = 65_536  # of the database that a connection keeps in memory, as far as it was read
 # What sqlite3 raises: also where a message quotes damaged bytes, and where a record cannot be as long as it says.
 SQLITE_ERRORS = (sqlite3.Error, UnicodeDecodeError, MemoryError)
 RESUMES = "what was committed is unchanged: make room and run the same command again, it resumes"

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from quintet.data.tokenizers import Tokenizer
 
 MAX_WORDS = 500  # of a query; a text has some twenty, and the time of a search grows with the words
-SAMPLE = 1024  # items whose scores say how those of a query are spread
+SAMPLE = 512  # items whose scores say how those of a query are spread
 WEAK = 1.8  # standard deviations above the mean of an index; benchmarks/measure/weak_line.py measures it
 FEW_ITEMS = 20  # of fewer, nothing is said
 NEAR = 0.1  # near-duplicates: their squared distance, as a share of that of two items by chance
@@ -72,7 +72,7 @@ class Spread:
     @classmethod
     def of(cls, query: np.ndarray, sample: np.ndarray) -> Spread:
         """`query`: (dim,); `sample`: (m, dim), vectors of items."""
-        scores = sample.astype(np.float64) @ query.astype(np.float64)
+        scores = (sample @ query).astype(np.float64)
         return cls(float(scores.mean()), max(float(scores.std()), 1e-9))
 
     def deviations(self, score: float) -> float:
@@ -107,12 +107,13 @@ def near_duplicates(vectors: np.ndarray, distance: float) -> list[int]:
     >>> near_duplicates(np.array([[0.0, 1.0], [1.0, 0.0], [0.0, 0.9]]), distance=2.0)
     [0, 1, 0]
     """
-    found, kept = list[int](), list[int]()
     rows = vectors.astype(np.float64)
-    for number, row in enumerate(rows):
-        apart = ((rows[kept] - row) ** 2).sum(axis=1)  # (kept,)
-        same = np.flatnonzero(apart <= NEAR * distance)
-        found.append(kept[same[0]] if len(same) else number)
-        if not len(same):
-            kept.append(number)
-    return found
+    products = rows @ rows.T  # (n, n)
+    squares = products.diagonal()
+    apart = squares[:, None] + squares - 2 * products
+    near = np.tril(apart <= NEAR * distance + 1e-12 * squares.max(initial=0), -1)  # rounding; to better ones only
+    first = np.arange(len(rows))
+    for number in np.flatnonzero(near.any(axis=1)):
+        same = np.flatnonzero(near[number] & (first == np.arange(len(rows))))
+        first[number] = same[0] if len(same) else number
+    return list(first.tolist())

@@ -39,7 +39,6 @@ from quintet.search.queries import (
     LESS,
     WEAK,
     Spread,
-    chance_distance,
     check_query,
     combined,
     near_duplicates,
@@ -53,6 +52,7 @@ from quintet.search.stores.store import Address
 PATIENCE = 60.0  # seconds to open an index that is exchanged again and again
 Image = PILImage | os.PathLike[str]
 Query = str | Image
+_Found = tuple[Entry, float]
 
 
 def open_index(
@@ -261,7 +261,7 @@ class Searcher:
         known = {member: codes.codes(member, [entry.row], parts=("embedding",)) for member in first}
         self._check_fields(where)
         (near,) = self._opened.nearest(query_vectors(known, first).numpy(), k + 1, kind, where)
-        return [self._hit(*found) for found in near if found[0].item.id != item_id][:k]
+        return self._hits([[each] for each in near if each[0].item.id != item_id][:k])
 
     def explain(self, query: str, item_id: str) -> Explanation:
         """Which words of a text mattered for an item and, for cross-attention matchers, where they look."""
@@ -368,14 +368,16 @@ class Searcher:
         if not self.manifest.first:
             self._require_scores(asked, kind)
             entries = self._opened.items.all(kind, where)
-            return [self._hits(self._reranked(codes, row, entries, kind)[:k]) for row in range(queries)]
+            found = [self._reranked(codes, row, entries, kind)[:k] for row in range(queries)]
+            return [self._hits([[each] for each in hits]) for hits in found]
         vectors = query_vectors(codes, self.manifest.first).numpy()
         if rerank is None or asked == kind:
             return self._nearest(vectors, k, kind, where, duplicates, judged=asked != kind)
         self._require_scores(asked, kind)
         nearest = self._opened.nearest(vectors, max(k, rerank), kind, where)
         found = [self._reranked(codes, row, [entry for entry, _ in hits], kind) for row, hits in enumerate(nearest)]
-        return [self._hits(hits[:k]) if duplicates else self._collapsed(hits, kind)[:k] for hits in found]
+        groups = [[[each] for each in hits] if duplicates else self._grouped(hits, kind) for hits in found]
+        return [self._hits(each[:k]) for each in groups]
 
     def _search_parts(
         self,
@@ -415,44 +417,33 @@ class Searcher:
     ) -> list[list[Hit]]:
         """The first stage, with weak results marked where texts ask for images or the other way round."""
         if duplicates:
-            found = [self._hits(hits) for hits in self._opened.nearest(vectors, k, kind, where)]
+            found = [[[hit] for hit in hits] for hits in self._opened.nearest(vectors, k, kind, where)]
         else:
-            found = [self._without_duplicates(vector, k, kind, where) for vector in vectors]
+            found = [self._nearest_groups(vector, k, kind, where) for vector in vectors]
         if not judged or self.manifest.counts[kind] < FEW_ITEMS:
-            return found
+            return [self._hits(groups) for groups in found]
         spreads = [Spread.of(vector, self._opened.sample(kind)) for vector in vectors]
-        return [
-            [replace(hit, weak=spread.deviations(hit.score) < WEAK) for hit in hits]
-            for spread, hits in zip(spreads, found, strict=True)
-        ]
+        return [self._hits(groups, spread) for groups, spread in zip(found, spreads, strict=True)]
 
-    def _without_duplicates(self, vector: np.ndarray, k: int, kind: Kind, where: Where | None) -> list[Hit]:
-        wanted = 2 * k
+    def _nearest_groups(self, vector: np.ndarray, k: int, kind: Kind, where: Where | None) -> list[list[_Found]]:
+        wanted = k + max(10, k // 2)
         while True:
             (near,) = self._opened.nearest(vector[None], wanted, kind, where)
-            hits = self._collapsed(near, kind)
-            if len(hits) >= k or len(near) < wanted:
-                return hits[:k]
+            groups = self._grouped(near, kind)
+            if len(groups) >= k or len(near) < wanted:
+                return groups[:k]
             wanted *= 2
 
-    def _collapsed(self, found: Sequence[tuple[Entry, float]], kind: Kind) -> list[Hit]:
-        """The results without those that nearly equal a better one, which has them as `duplicates`."""
-        rows = np.array([entry.row for entry, _ in found], dtype=np.int64)
-        first = list(range(len(found)))
-        if kind == "image" and len(found) > 1:
-            distance = chance_distance(self._opened.sample(kind))
-            first[:COMPARED] = near_duplicates(self._opened.vectors(kind, rows[:COMPARED]), distance)
-        hits = self._hits(found)
-        more: dict[int, list[Path]] = {}
-        for number, of in enumerate(first):
-            path = hits[number].path
-            if of != number and path is not None:
-                more.setdefault(of, []).append(path)
-        return [
-            replace(hit, duplicates=tuple(more.get(number, ())))
-            for number, hit in enumerate(hits)
-            if first[number] == number
-        ]
+    def _grouped(self, found: Sequence[_Found], kind: Kind) -> list[list[_Found]]:
+        """Each result with those behind it that nearly equal it."""
+        if kind != "image" or len(found) < 2:
+            return [[each] for each in found]
+        rows = np.array([entry.row for entry, _ in found[:COMPARED]], dtype=np.int64)
+        first = near_duplicates(self._opened.vectors(kind, rows), self._opened.chance_distance(kind))
+        groups: dict[int, list[_Found]] = {}
+        for number, each in enumerate(found):
+            groups.setdefault(first[number] if number < len(first) else number, []).append(each)
+        return list(groups.values())
 
     def _check_fields(self, where: Where | None) -> None:
         """A field that no item has is a mistake."""
@@ -465,8 +456,14 @@ class Searcher:
                 near = f"{near} " if near.startswith("did you") else ""
                 raise WhereError(f"filter: nothing in the index has a field {name!r}; {near}It has: {', '.join(known)}")
 
-    def _hits(self, found: Sequence[tuple[Entry, float]]) -> list[Hit]:
-        return [self._hit(*each) for each in found]
+    def _hits(self, groups: Sequence[Sequence[_Found]], spread: Spread | None = None) -> list[Hit]:
+        """The first of each group, with the others as its duplicates. `spread`: of the scores, to mark weak results."""
+        hits = []
+        for (entry, score), *others in groups:
+            copies = tuple(path for other, _ in others if (path := self._path(other)) is not None)
+            weak = spread is not None and spread.deviations(score) < WEAK
+            hits.append(Hit(entry.item, score, self._path(entry), weak, copies))
+        return hits
 
     def _reranked(
         self, codes: list[Codes], row: int, entries: Sequence[Entry], kind: Kind
@@ -475,14 +472,14 @@ class Searcher:
         queries = {member: codes[member][row] for member in self._rerank}
         return self._opened.rerank(matchers, queries, entries, kind)
 
-    def _hit(self, entry: Entry, score: float) -> Hit:
+    def _path(self, entry: Entry) -> Path | None:
+        """Of its image file; `image_path` also follows links and looks whether the file is there."""
         try:
             path, top = self._file_of(entry)
         except MissingImage:
-            return Hit(entry.item, score)
-        # `image_path` also follows links and looks whether the file is there.
+            return None
         plain = os.path.normpath(path)
-        return Hit(entry.item, score, Path(plain) if plain.startswith(f"{top}/") else None)
+        return Path(plain) if plain.startswith(f"{top}/") else None
 
     def _check(self, k: int, kind: str, rerank: int | None) -> None:
         if k < 1 or (rerank is not None and rerank < 1):
