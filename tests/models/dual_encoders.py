@@ -58,18 +58,19 @@ def save_dual_encoder(
     small = {"num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 20}
     text = small | {"hidden_size": 16, "vocab_size": len(tokenizer), "max_position_embeddings": limit}
     text |= {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
+    text["bos_token_id"] = tokenizer.bos_token_id
     vision = small | {"hidden_size": 12, "image_size": image, "patch_size": patch}
     if kind == "clip-legacy":
         text["eos_token_id"] = 2
     if kind == "altclip":
         text |= {"max_position_embeddings": limit + 2, "project_dim": dim}
     if kind.startswith("siglip"):
-        text |= {"hidden_size": dim, "projection_size": dim, "bos_token_id": tokenizer.bos_token_id}
+        text |= {"hidden_size": dim, "projection_size": dim}
         vision["hidden_size"] = dim
     if kind == "siglip2":
         vision = {key: value for key, value in vision.items() if key != "image_size"} | {"num_patches": 16}
     if kind == "chinese_clip":
-        text.pop("eos_token_id")
+        text = {key: value for key, value in text.items() if key not in ("bos_token_id", "eos_token_id")}
     configs, models = {"clip": t.CLIPConfig, "clip-legacy": t.CLIPConfig}, {"clip-legacy": t.CLIPModel}
     for name, prefix in (("siglip", "Siglip"), ("siglip2", "Siglip2"), ("altclip", "AltCLIP"), ("clip", "CLIP")):
         configs[name], models[name] = getattr(t, f"{prefix}Config"), getattr(t, f"{prefix}Model")

@@ -1,17 +1,24 @@
 from __future__ import annotations
 
+import json
+import logging
+import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file, save_file
 from tests.models.dual_encoders import KINDS, reference_inputs, save_dual_encoder
 
 import quintet
+from quintet.errors import QuintetError
+from quintet.runs.onnx_export import export_onnx
 
-pytest.importorskip("transformers")
+transformers = pytest.importorskip("transformers")
 
 SIZES = [(50, 40), (31, 90), (32, 32), (200, 10)]
 TEXTS = ["a dog", "two cats sit on a long, long bench and look at a dog!", "cat", "dogs. and 2 cats"]
@@ -86,3 +93,161 @@ def test_a_trained_model_opens_without_the_one_it_started_from(tmp_path: Path) -
     wanted = trained.encode_texts(TEXTS).embedding
     shutil.rmtree(tmp_path / "model")
     assert torch.equal(quintet.load(tmp_path / "run", device="cpu").encode_texts(TEXTS).embedding, wanted)
+
+
+@pytest.mark.parametrize("kind", ["clip", "siglip", "altclip"])
+def test_towers_are_exported_with_pixels_and_ids_as_their_input(tmp_path: Path, kind: str) -> None:
+    pytest.importorskip("onnxruntime")
+    save_dual_encoder(tmp_path / "model", kind)
+    report = export_onnx(quintet.load(f"hf:{tmp_path / 'model'}", device="cpu"), tmp_path / "towers")
+    inputs = json.loads((tmp_path / "towers" / "towers.json").read_text())["inputs"]
+    assert inputs == {"images": {"pixels": ["n"]}, "texts": {"tokens": ["n", "words"], "lengths": ["n"]}}
+    assert max(report.difference.values()) < 1e-5
+
+
+def test_longer_texts_are_cut_as_transformers_cuts_them_and_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    save_dual_encoder(tmp_path, limit=9)
+    run = quintet.load(f"hf:{tmp_path}", device="cpu")
+    long = "dog cat dog cat dog cat dog cat dog cat"
+    ids = transformers.AutoTokenizer.from_pretrained(tmp_path)(long, truncation=True).input_ids
+    assert run.tokenizer is not None
+    assert run.tokenizer.ids(long) == ids
+    with caplog.at_level(logging.WARNING):
+        run.encode_texts(["dog", long, long])
+    assert "2 of 3 texts are longer than the 9 tokens" in caplog.text
+    caplog.clear()
+    run.encode_texts(["dog", "cat"])
+    assert not caplog.text
+
+
+def test_images_of_any_mode_are_taken(tmp_path: Path) -> None:
+    save_dual_encoder(tmp_path)
+    run = quintet.load(f"hf:{tmp_path}", device="cpu")
+    image = noise()[0]
+    images = [image.convert(mode) for mode in ("L", "P", "CMYK", "RGBA", "1", "LA", "I;16")]
+    vectors = run.encode_images([image, *images]).embedding
+    assert vectors.isfinite().all()
+    torch.testing.assert_close(vectors[4], vectors[0])  # nothing of it is transparent
+
+
+# Folders that are not a whole dual encoder
+
+
+def remove(*names: str) -> Callable[[Path], None]:
+    return lambda folder: [(folder / name).unlink() for name in names] and None
+
+
+def change(name: str, **values: Any) -> Callable[[Path], None]:
+    def changed(folder: Path) -> None:
+        content = json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps(content | values))
+
+    return changed
+
+
+def cut_short(folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+
+
+def without_a_tensor(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    tensors.pop("logit_scale")
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def of_other_sizes(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    tensors["text_projection.weight"] = torch.zeros(3, 4)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def as_pickle(folder: Path, more: Any = None) -> None:
+    tensors: dict[str, Any] = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    torch.save(tensors | ({} if more is None else {"more": more}), folder / "pytorch_model.bin")
+
+
+class Harm:
+    def __reduce__(self) -> Any:
+        return os.mkdir, ("harmed",)
+
+
+def with_a_larger_tokenizer(folder: Path) -> None:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_tokens(["new", "words"])
+    tokenizer.save_pretrained(folder)
+
+
+DAMAGED: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "no processor": (remove("preprocessor_config.json"), r"no preprocessor_config"),
+    "no tokenizer": (remove("tokenizer.json", "tokenizer_config.json"), "no tokenizer"),
+    "no weights": (remove("model.safetensors"), "no weights"),
+    "no configuration": (remove("config.json"), r"no config\.json"),
+    "cut short": (cut_short, "cannot be read"),
+    "a tensor is missing": (without_a_tensor, "lack 1"),
+    "a tensor of another size": (of_other_sizes, "cannot be read"),
+    "a pickle with more than tensors": (lambda folder: as_pickle(folder, Harm()), "more than tensors"),
+    "text only": (change("config.json", model_type="bert", vision_config=None), "both images and texts"),
+    "videos": (change("config.json", model_type="xclip"), "videos"),
+    "no text encoder": (change("config.json", text_config=None), "describes no text"),
+    "another image size": (change("preprocessor_config.json", crop_size=48, size={"shortest_edge": 48}), "48 x 48"),
+    "an unknown processor": (change("preprocessor_config.json", image_processor_type="Mine"), "not understood"),
+    "a larger tokenizer": (with_a_larger_tokenizer, "different models"),
+    "JSON cut short": (lambda folder: (folder / "config.json").write_text("{"), "valid JSON"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGED)
+def test_what_is_wrong_with_a_folder_is_said(tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    save_dual_encoder(tmp_path / "model")
+    make, message = DAMAGED[damage]
+    make(tmp_path / "model")
+    with pytest.raises(QuintetError, match=message):
+        quintet.load(f"hf:{tmp_path / 'model'}", device="cpu")
+    assert not (tmp_path / "harmed").exists()
+
+
+def test_weights_in_parts_and_pickled_tensors_are_read(tmp_path: Path) -> None:
+    model = save_dual_encoder(tmp_path / "whole")
+    wanted = quintet.load(f"hf:{tmp_path / 'whole'}", device="cpu")
+    shutil.copytree(tmp_path / "whole", tmp_path / "parts")
+    (tmp_path / "parts" / "model.safetensors").unlink()
+    model.save_pretrained(tmp_path / "parts", max_shard_size="10KB")
+    parts = sorted((tmp_path / "parts").glob("model-*.safetensors"))
+    assert len(parts) > 1
+    shutil.copytree(tmp_path / "whole", tmp_path / "pickled")
+    as_pickle(tmp_path / "pickled")
+    for name in ("parts", "pickled"):
+        found = quintet.load(f"hf:{tmp_path / name}", device="cpu")
+        assert torch.equal(found.encode_texts(TEXTS).embedding, wanted.encode_texts(TEXTS).embedding)
+        assert found.weights_checksum != wanted.weights_checksum
+    parts[0].unlink()
+    with pytest.raises(QuintetError, match="weights files are missing"):
+        quintet.load(f"hf:{tmp_path / 'parts'}", device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("hf:nowhere/at-all/here", "no such folder"), ("hf:clip-b23", "clip-b32"), ("hf:owner/name", "cannot be reached")],
+)
+def test_a_name_that_is_not_here_is_answered_without_a_network(
+    name: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(QuintetError, match=message):
+        quintet.load(name, device="cpu")
+
+
+def test_folders_of_other_libraries_are_named(tmp_path: Path) -> None:
+    save_dual_encoder(tmp_path / "clip")
+    with pytest.raises(QuintetError, match=f"hf:{tmp_path / 'clip'}"):
+        quintet.load(tmp_path / "clip")
+    (tmp_path / "sentences").mkdir()
+    (tmp_path / "sentences" / "modules.json").write_text("[]")
+    for name in (tmp_path / "sentences", f"hf:{tmp_path / 'sentences'}"):
+        with pytest.raises(QuintetError, match="sentence-transformers"):
+            quintet.load(name)

@@ -23,7 +23,7 @@ def models_command(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List the matchers, or the arguments of one.
+    """List the matchers and the published models with a short name, or the arguments of a matcher.
 
     Arguments are set in a recipe, under `matcher:`, and defaults are shown as a recipe writes them.
     """
@@ -32,12 +32,26 @@ def models_command(
     if name is None:
         rows = {known: MODELS.summary(known) for known in MODELS.names()}
         _show(rows, ("matcher", "what it is"), as_json)
+        if not as_json:
+            _show_aliases()
         return
     arguments = {
         key: "needed" if parameter.default is inspect.Parameter.empty else json.dumps(parameter.default)
         for key, parameter in MODELS.parameters(name).items()
     }
     _show(arguments, ("argument", "default"), as_json)
+
+
+def _show_aliases() -> None:
+    from quintet.data.pretrained import ALIASES, PREFIX
+
+    table = Table("run", "model", "weights", "licence", box=None, header_style="bold", padding=(0, 2, 0, 0))
+    for column in table.columns:
+        column.overflow = "fold"
+    for short, model in ALIASES.items():
+        table.add_row(f"{PREFIX}{short}", model.name, model.size, model.licence)
+    Console().print("\n[bold]Published models[/] that stand for a run, as any hf:FOLDER or hf:HUB_NAME does:")
+    Console().print(table, highlight=False)
 
 
 def recipes_command(

@@ -103,12 +103,13 @@ def mine_command(
     Every image is compared with every text; pairs of one group are never negatives. A run that was stopped is
     continued by the same command. Several processes share the work: `torchrun --nproc-per-node 2 -m quintet mine ...`.
     """
+    from quintet.data.pretrained import is_pretrained
     from quintet.runs.run_folder import check_run, locate, shipped_runs
 
     check_run(run, stage)
     folder, stage = locate(run, stage)
-    if out is None and folder in shipped_runs().values():
-        raise QuintetError(f"{folder.name} comes with Quintet; name a folder for its lists with --out")
+    if out is None and (is_pretrained(folder) or folder in shipped_runs().values()):
+        raise QuintetError(f"{folder.name} is no run folder of yours; name a folder for its lists with --out")
     out = out if out is not None else folder / "negatives" / (split if stage is None else f"{split}-{stage}")
     working = None if memory is None else parse_size(memory)
     if corpus is not None:

@@ -19,7 +19,7 @@ from quintet.data.corpus import Corpus, Image, Split, Text
 from quintet.data.feature_store import FeatureStore, WordFeatures
 from quintet.data.images import open_image
 from quintet.data.negatives import OfflineRows
-from quintet.data.tokenizers import Tokenizer
+from quintet.data.tokenizers import Tokenizer, cuts, tell_cut
 
 BATCHES_AHEAD = 3  # ready and waiting
 CACHE_BYTES = 2**30  # decoded images kept in memory, as far as they fit
@@ -98,7 +98,9 @@ class TokenizedTexts:
         self.change = change  # of the texts' ids, in training
         self.multiple = 1  # the length of a batch is a multiple of this, at most that of the longest text: fewer shapes
         self.pad = tokenizer.pad
+        before = cuts(tokenizer)
         self._ids = [np.asarray(tokenizer.ids(text.text), dtype=np.int32) for text in texts]
+        tell_cut(tokenizer, before, len(texts))
         self._max_length = max(map(len, self._ids), default=0)
 
     def __len__(self) -> int:

@@ -48,7 +48,7 @@ ALIASES = {
     "laion-b32": Alias("laion/CLIP-ViT-B-32-laion2B-s34B-b79K", "605 MB", "MIT"),
     "siglip-b16": Alias("google/siglip-base-patch16-224", "813 MB", "Apache-2.0"),
     "siglip2-b16": Alias("google/siglip2-base-patch16-224", "1.5 GB", "Apache-2.0"),
-    "metaclip-b32": Alias("facebook/metaclip-b32-400m", "605 MB", "CC-BY-NC-4.0, not for commercial use"),
+    "metaclip-b32": Alias("facebook/metaclip-b32-400m", "605 MB", "CC-BY-NC-4.0"),
 }
 
 
@@ -185,7 +185,7 @@ def _not_a_dual_encoder(shown: str, folder: Path, config: dict[str, Any]) -> str
     kind = config.get("model_type")
     if kind in NOT_OPENED:
         reason = NOT_OPENED[str(kind)]
-    elif "vision_config" in config and "text_config" in config:
+    elif config.get("vision_config") and config.get("text_config"):
         reason = "no dual encoder that Quintet knows"
     else:
         reason = "it does not encode both images and texts"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -10,6 +11,8 @@ from quintet.data.batches import TextBatch
 from quintet.data.vocabulary import TokenKinds, WordVocabulary
 from quintet.errors import RunError
 from quintet.files import read_json
+
+_log = logging.getLogger(__name__)
 
 
 class Tokenizer(Protocol):
@@ -35,6 +38,20 @@ class Tokenizer(Protocol):
     def state(self) -> dict[str, Any]:
         """Everything needed to make it again, as JSON; `kind` names the class."""
         ...
+
+
+def tell_cut(tokenizer: Tokenizer, before: int, texts: int) -> None:
+    """Log how many of some texts were too long for the model, where the tokenizer counts them (`cut`, `before`: so far
+    and when they began)."""
+    cut = cuts(tokenizer) - before
+    if cut:
+        limit = getattr(tokenizer, "max_length", None)
+        _log.warning("%d of %d texts are longer than the %s tokens a text may have, and were cut", cut, texts, limit)
+
+
+def cuts(tokenizer: Tokenizer) -> int:
+    """How many texts it has cut so far; 0 where it does not count them."""
+    return int(getattr(tokenizer, "cut", 0))
 
 
 def text_batch(tokenizer: Tokenizer, texts: Sequence[str]) -> TextBatch:

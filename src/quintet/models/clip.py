@@ -41,7 +41,7 @@ class TextInput:
     def __call__(self, texts: TextBatch) -> tuple[Tensor, Tensor | None]:
         """(n, L) ids, and (n, L) which are real, or None."""
         tokens, real = texts.tokens, texts.real()
-        if self.length is not None and self.length > tokens.shape[1]:
+        if self.length is not None:
             more = (0, self.length - tokens.shape[1])
             tokens, real = F.pad(tokens, more), F.pad(real, more)
         tokens = tokens.masked_fill(~real, self.pad)

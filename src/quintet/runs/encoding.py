@@ -19,7 +19,7 @@ from quintet.codes import Codes
 from quintet.data.batches import ImageBatch, TextBatch
 from quintet.data.images import open_image
 from quintet.data.loading import batches_ahead
-from quintet.data.tokenizers import Tokenizer, text_batch
+from quintet.data.tokenizers import Tokenizer, cuts, tell_cut, text_batch
 from quintet.errors import ArgumentError, QuintetError
 from quintet.files import user_path
 from quintet.protocols import Matcher, evaluation_mode
@@ -109,8 +109,11 @@ def read_batches(
 def token_batches(texts: Iterable[str | TextBatch], tokenizer: Tokenizer, batch_size: int) -> Iterator[TextBatch]:
     """Texts as batches of token ids."""
     numbered = enumerate(texts)
+    before, done = cuts(tokenizer), 0
     while some := [_checked_text(number, text) for number, text in islice(numbered, batch_size)]:
         yield text_batch(tokenizer, some)
+        done += len(some)
+    tell_cut(tokenizer, before, done)
 
 
 def _checked_text(number: int, text: object) -> str:

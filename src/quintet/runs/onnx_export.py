@@ -16,11 +16,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quintet.backbones.onnx_text import OnnxText
+from quintet.backbones.preprocess import PatchPreprocess
 from quintet.data.batches import ImageBatch, TextBatch
 from quintet.errors import QuintetError
 from quintet.files import atomic_write, read_json, write_json
 from quintet.layers.text import unpacked
-from quintet.protocols import HasFrozenText, Matcher, preprocess_of
+from quintet.protocols import HasFrozenText, Matcher, ReadsPixels, preprocess_of
 from quintet.runs.run import Run
 from quintet.scores import embedding_of
 
@@ -68,7 +69,7 @@ class TextTower(nn.Module):
 
 
 class PlainAttention(nn.Module):
-    """`nn.MultiheadAttention` over one sequence, batch first, in operations whose sizes stay free when exported."""
+    """`nn.MultiheadAttention`, batch first, in operations whose sizes stay free when exported."""
 
     def __init__(self, attention: nn.MultiheadAttention) -> None:
         super().__init__()
@@ -77,13 +78,16 @@ class PlainAttention(nn.Module):
         self.weight, self.bias = attention.in_proj_weight, attention.in_proj_bias
         self.out = attention.out_proj
 
-    def forward(self, x: Tensor, *_: Any, key_padding_mask: Tensor | None = None, **__: Any) -> tuple[Tensor, None]:
-        """(n, L, d) -> (n, L, d). `key_padding_mask` is additive here, as the encoder layer makes it."""
-        parts = F.linear(x, self.weight, self.bias).chunk(3, dim=-1)  # 3 of (n, L, d)
+    def forward(
+        self, x: Tensor, keys: Tensor, values: Tensor, *, key_padding_mask: Tensor | None = None, **_: Any
+    ) -> tuple[Tensor, None]:
+        """(n, L, d), twice (n, M, d) -> (n, L, d). `key_padding_mask` is additive, as the encoder layer makes it."""
+        layers = zip((x, keys, values), self.weight.chunk(3), self.bias.chunk(3), strict=True)
         query, key, value = (
-            part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for part in parts
-        )  # (n, h, L, d / h)
-        logits = query @ key.transpose(2, 3) / query.shape[-1] ** 0.5  # (n, h, L, L)
+            F.linear(given, weight, bias).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # (n, h, L, d / h)
+            for given, weight, bias in layers
+        )
+        logits = query @ key.transpose(2, 3) / query.shape[-1] ** 0.5  # (n, h, L, M)
         if key_padding_mask is not None:
             logits = logits + key_padding_mask[:, None, None]
         return self.out((logits.softmax(dim=-1) @ value).transpose(1, 2).flatten(2)), None
@@ -129,6 +133,8 @@ def _require_packages() -> None:
 
 
 def _require_embeddings(matcher: Matcher) -> None:
+    if isinstance(matcher, ReadsPixels) and isinstance(matcher.preprocess, PatchPreprocess):
+        raise QuintetError("this matcher takes patches of images of any shape; only towers of one size can be exported")
     with torch.no_grad():
         probe = matcher.encode_texts(TextBatch.from_ids([[0]]).to(next(matcher.parameters()).device))
     if probe.embedding is None or probe.fragments is not None:
@@ -163,9 +169,10 @@ def _example(matcher: Matcher, run: Run, name: str, n: int, more: int) -> tuple[
     generator = torch.Generator().manual_seed(n)
     if name == "texts":
         size = len(run.tokenizer) if run.tokenizer is not None else 10
-        tokens = torch.randint(0, size, (n, WORDS + more), generator=generator)
-        lengths = torch.full((n,), WORDS + more)
-        lengths[-1] = 3
+        words = min(WORDS, (getattr(run.tokenizer, "max_length", None) or WORDS + 2) - 2) + more
+        tokens = torch.randint(0, size, (n, words), generator=generator)
+        lengths = torch.full((n,), words)
+        lengths[-1] = min(3, words)
         return tokens, lengths
     if matcher.image_input == "pixels":
         return (torch.randn(n, 3, *preprocess_of(matcher).size, generator=generator),)

@@ -254,6 +254,8 @@ class Verified:
 def verify_run(run: Path | str) -> Verified:
     """Read every file of a run and compare it with its checksum. Nothing is changed."""
     folder, _ = locate(run)
+    if is_pretrained(folder):
+        raise RunError(f"{folder} is a published model and no run folder: there are no checksums to compare it with")
     damaged: dict[str, str] = {}
     known: dict[str, str] = {}
     names = [name for name in RUN_FILES if is_there(folder / name)]
