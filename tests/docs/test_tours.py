@@ -62,6 +62,7 @@ NOT_RUN = {
     "matcher.tower_weights=resnet50.pth": "ImageNet weights and word vectors, to download",
     "efficientnet-lite2": "a package of weights, to install",
     "hf:facebook/dinov2-small": "a model of the hub, to download",
+    "hf:openai/clip-vit-base-patch32": "a model of the hub, to download",
     "mmca-f30k": "BERT of the hub, to download",
     "model_best.pth": "a checkpoint of the authors, to download",
     "runs/dual-path-cuhk": "a run that needs ImageNet weights",
