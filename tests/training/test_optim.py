@@ -44,13 +44,25 @@ def test_frozen_parameters_are_left_out() -> None:
 
 
 @pytest.mark.parametrize("name", ["adam", "adamw", "sgd"])
-def test_each_optimizer_moves_weights(name: str) -> None:
-    parts = module()
-    before = parts["head"].weight.detach().clone()
-    optimizer = make_optimizer(parts, OptimizerRecipe(name=name, lr=0.1))  # type: ignore[arg-type]
-    parts["head"](torch.ones(1, 2)).sum().backward()
-    optimizer.step()
-    assert not torch.equal(parts["head"].weight, before)
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_three_steps_of_each_optimizer_by_hand(name: str, nesterov: bool) -> None:
+    gradients, lr, decay, momentum = (1.0, -0.5, 2.0), 0.1, 0.25, 0.6
+    weight = nn.Parameter(torch.tensor(3.0, dtype=torch.float64))
+    settings = {"name": name, "lr": lr, "weight_decay": decay, "momentum": momentum, "nesterov": nesterov}
+    optimizer = make_optimizer(nn.ParameterDict({"w": weight}), OptimizerRecipe.model_validate(settings))
+    w, first, second = 3.0, 0.0, 0.0
+    for step, gradient in enumerate(gradients, start=1):
+        weight.grad = torch.tensor(gradient, dtype=torch.float64)
+        optimizer.step()
+        g = gradient + (0 if name == "adamw" else decay * w)
+        if name == "sgd":
+            first = g if step == 1 else momentum * first + g
+            w -= lr * (g + momentum * first if nesterov else first)
+        else:
+            w *= 1 - lr * decay if name == "adamw" else 1
+            first, second = 0.9 * first + 0.1 * g, 0.999 * second + 0.001 * g * g
+            w -= lr * first / (1 - 0.9**step) / ((second / (1 - 0.999**step)) ** 0.5 + 1e-8)
+        assert weight.item() == pytest.approx(w)
 
 
 @pytest.mark.parametrize(
