@@ -45,7 +45,7 @@ def trained(
                 batches.append(batch)
 
     def drawn(lists: Any, split: Any, pairs: np.ndarray, rng: Any, **settings: Any) -> Any:
-        draws.append({"pairs": pairs, "settings": settings})
+        draws.append({"pairs": pairs, "settings": settings, "random": rng.bit_generator.state["state"]["state"]})
         return draw_offline(lists, split, pairs, rng, **settings)
 
     monkeypatch.setattr(loop, "Step", Seen)
@@ -62,6 +62,7 @@ def test_negatives_are_drawn_for_the_batchs_own_pairs_with_every_setting(
     for batch, draw in zip(batches, draws, strict=True):
         assert draw["pairs"].T.tolist() == [batch.image_rows.tolist(), batch.text_rows.tolist()]
         assert draw["settings"] == NEGATIVES
+    assert len({draw["random"] for draw in draws}) == 10, "every batch of every epoch draws anew"
 
 
 def test_what_reaches_the_losses_stands_at_the_drawn_ranks_of_the_anchors_lists(
