@@ -60,7 +60,7 @@ def test_loss_of_the_released_code(references: Path) -> None:
     matcher.load_state_dict(translate("vsrn", OriginalCheckpoint(Path("reference"), [image, text])).state)
     for module in matcher.modules():  # the reference was computed with kept statistics
         module.train(not isinstance(module, torch.nn.BatchNorm1d))
-    objective = CaptionObjective(50, region_dim=32, hidden=24, word_dim=16, longest=20, learn_pad=True).eval()
+    objective = CaptionObjective(50, region_dim=32, hidden=24, word_dim=16, max_length=20, learn_pad=True).eval()
     objective.captioner.load_state_dict({ours(name): value for name, value in caption.items()})
     texts = TextBatch(reference["captions"], reference["lengths"])
     term = objective(step_of(matcher, reference["images"], texts))["caption"]

@@ -91,6 +91,8 @@ def test_earlier_names_of_keys_are_read(tiny_recipe: dict[str, Any], tmp_path: P
     (tmp_path / "earlier.yaml").write_text("extends: mmca-scenes\ndata: {tokenizer: {longest: 5}}\n")
     assert load_recipe(tmp_path / "earlier.yaml").data.tokenizer.max_length == 5
     assert tiny_recipe["data"]["tokenizer"] == {"marks": False, "longest": 9}  # the caller's mapping
+    captions = load_recipe("vsrn-f30k", ["stages.*.loss.caption.longest=8"]).stages[0].loss["caption"]
+    assert (captions["max_length"], "longest" in captions) == (8, False)
 
 
 @pytest.mark.parametrize(

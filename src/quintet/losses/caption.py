@@ -137,7 +137,7 @@ class CaptionObjective(nn.Module):
     trained and checkpointed with the matcher and absent at inference.
 
     - `weight`: of this loss; the ranking loss beside it is a *sum* over the batch (1 in the released code).
-    - `longest`: texts with more tokens are cut (60 in the released code).
+    - `max_length`: texts with more tokens are cut (60 in the released code).
     - `learn_pad`: also predict the first padding after the end token, as the released code does.
     """
 
@@ -148,13 +148,13 @@ class CaptionObjective(nn.Module):
         hidden: int = 512,
         word_dim: int = 300,
         dropout: float = 0.2,
-        longest: int | None = 60,
+        max_length: int | None = 60,
         learn_pad: bool = False,
         weight: float = 1.0,
     ) -> None:
         super().__init__()
         self.captioner = Captioner(vocabulary_size, region_dim, hidden, word_dim, dropout)
-        self.longest = longest
+        self.max_length = max_length
         self.learn_pad = learn_pad
         self.weight = weight
 
@@ -169,7 +169,7 @@ class CaptionObjective(nn.Module):
                 "use it with vsrn, or leave it out of the recipe"
             )
         seen, target, counts = caption_targets(
-            texts.tokens, texts.lengths, max_length=self.longest, learn_pad=self.learn_pad
+            texts.tokens, texts.lengths, max_length=self.max_length, learn_pad=self.learn_pad
         )
         if not seen.shape[1]:  # texts of one token have no target
             return {"caption": Term(codes.fragments.new_zeros(len(seen)), self.weight / step.total)}

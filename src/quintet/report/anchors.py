@@ -84,15 +84,15 @@ def _side(
     chosen = np.sort(first)[:count]
     scores = _scores(subject, split, direction, pairs[chosen, 0], np.concatenate([pairs[:, 1], offline[chosen]]))
     found = []
-    for number, place in enumerate(chosen.tolist()):
-        anchor, positive = pairs[place].tolist()
+    for number, index in enumerate(chosen.tolist()):
+        anchor, positive = pairs[index].tolist()
         batch = scores[number, : len(pairs)]
-        shown = [Shown("positive", positive, float(batch[place]))]
+        shown = [Shown("positive", positive, float(batch[index]))]
         wrong = np.where(other[pairs[:, 1]] != own[anchor], batch, -np.inf)
         if np.isfinite(wrong).any():
             shown.append(Shown("online", int(pairs[wrong.argmax(), 1]), float(wrong.max())))
         score = float(scores[number, len(pairs) + number])
-        shown.append(Shown("offline", int(offline[place]), score, int(ranks[place]) + 1))
+        shown.append(Shown("offline", int(offline[index]), score, int(ranks[index]) + 1))
         found.append(Anchor(direction, anchor, tuple(shown)))
     return found
 

@@ -21,7 +21,7 @@ from quintet.runs.run_folder import is_there
 from quintet.training.recipe_models import Recipe
 
 LARGEST_RECIPE = 2**20  # bytes
-EARLIER_NAMES = {"longest": "max_length", "marks": "special_tokens"}  # of data.tokenizer, in recipes of earlier runs
+EARLIER_NAMES = {"longest": "max_length", "marks": "special_tokens"}  # of keys, in recipes of earlier runs
 MOST_VALUES = 10_000  # of a recipe; the longest shipped one has about 100
 
 
@@ -164,7 +164,7 @@ def _is_another(old: Any, new: Any) -> bool:
 
 def parse_recipe(content: Any, overrides: Sequence[str] = (), where: str = "recipe") -> Recipe:
     """The recipe of a mapping, such as a YAML file holds, with `key=value` overrides applied."""
-    content = copy.deepcopy(_mapping(content, where))  # the caller's mapping stays as it is
+    content = _mapping(copy.deepcopy(content), where)  # the caller's mapping stays as it is
     for override in overrides:
         _apply(content, override)
     try:
@@ -251,11 +251,13 @@ def _mapping(content: Any, where: str) -> dict[str, Any]:
     """The content of a recipe, its keys by the names of today."""
     if not isinstance(content, dict):
         raise RecipeError(f"{where}: a recipe is a mapping of keys to values")
-    match content:
-        case {"data": {"tokenizer": dict(tokenizer)}} if tokenizer.keys() & EARLIER_NAMES.keys():
-            renamed = {EARLIER_NAMES.get(key, key): value for key, value in tokenizer.items()}
-            return content | {"data": content["data"] | {"tokenizer": renamed}}
-    return content
+    return dict(_renamed(content))
+
+
+def _renamed(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {EARLIER_NAMES.get(key, key): _renamed(inner) for key, inner in value.items()}
+    return [_renamed(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _apply(content: dict[str, Any], override: str) -> None:
@@ -276,15 +278,13 @@ def set_field(content: dict[str, Any], key: str, value: Any, where: str = "recip
     {'stages': [{'name': 'online', 'epochs': 5}]}
     """
     *path, last = key.split(".")
-    if path == ["data", "tokenizer"]:
-        last = EARLIER_NAMES.get(last, last)
     targets: list[Any] = [content]
     for part in path:
         targets = [inner for target in targets for inner in _enter(target, part, where)]
     for target in targets:
         if not isinstance(target, dict):
             raise RecipeError(f"{where}: {'.'.join(path)!r} is not a mapping")
-        target[last] = value
+        target[EARLIER_NAMES.get(last, last)] = value
 
 
 def _enter(target: Any, part: str, where: str) -> list[Any]:

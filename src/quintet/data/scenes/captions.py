@@ -130,9 +130,9 @@ Writer = Callable[[Scene, np.random.Generator], str]
 
 def _fresh(kind: Writer, scene: Scene, rng: np.random.Generator, taken: list[str]) -> str:
     while True:  # every kind has many wordings, most of them of a fitting length
-        sentence = _finished(kind(scene, rng), rng)
-        if sentence not in taken and SHORTEST <= len(sentence.split()) <= LONGEST:
-            return sentence
+        text = _finished(kind(scene, rng), rng)
+        if text not in taken and SHORTEST <= len(text.split()) <= LONGEST:
+            return text
 
 
 def _finished(text: str, rng: np.random.Generator) -> str:
