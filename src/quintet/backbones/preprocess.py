@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 Box = tuple[float, float, float, float]  # left, top, right, bottom
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+SPARE = 1.5  # times the tower's input, of an image that is decoded at less than its size
 # Pillow's own numbers, so that this file can be read where Pillow is not installed.
 MOST_RESIZED = 20_000  # pixels of the long side, above which crop "resize" resizes only the part that is kept
 RESAMPLE = {"nearest": 0, "lanczos": 1, "bilinear": 2, "bicubic": 3, "box": 4, "hamming": 5}
@@ -132,14 +133,14 @@ class Preprocess:
 
     def least(self, width: int, height: int) -> tuple[int, int]:
         """The smallest size that an image of this size may be decoded at: what the tower sees of it stays at least
-        twice as large as its input on either axis, so that resizing still has pixels to average.
+        one and a half times as large as its input on either axis, so that resizing still has pixels to average.
 
         >>> Preprocess((224, 224), crop="squeeze").least(4000, 3000)
-        (598, 449)
+        (448, 336)
         """
         left, top, right, bottom = self.source_box(width, height)
         tall, wide = self.size
-        factor = min(1.0, max(2 * wide / (right - left), 2 * tall / (bottom - top)))
+        factor = min(1.0, SPARE * max(wide / (right - left), tall / (bottom - top)))
         return math.ceil(width * factor), math.ceil(height * factor)
 
     def relative_box(self, width: int, height: int) -> Box:

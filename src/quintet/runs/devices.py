@@ -77,3 +77,17 @@ def cores_for_decoding(device: torch.device) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+@contextmanager
+def one_core_a_thread(device: torch.device) -> Iterator[int]:
+    """How many threads of the caller may compute side by side, each on one core, in place of torch's own.
+
+    Torch's threads share out every layer and wait for each other after it; several batches side by side do not wait.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield before if device.type == "cpu" else 1
+    finally:
+        torch.set_num_threads(before)
