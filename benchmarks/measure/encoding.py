@@ -97,6 +97,7 @@ def main() -> None:
             images = folder / "images"
             images.mkdir()
             photographs(images, arguments.count, (width, height))
+            print(f"{arguments.count} photographs", flush=True)
         sizes = [path.stat().st_size for path in images.rglob("*") if path.is_file()]
         for number in range(arguments.rounds):
             bare = bare_tower(run.view, arguments.batch_size, 4 * arguments.batch_size)

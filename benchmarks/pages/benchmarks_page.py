@@ -238,6 +238,7 @@ def main() -> None:
         ),
         ("HREM against score-based matchers", hrem_speed, ("hrem_speed_h200.json", "hrem_speed_cpu.json")),
         ("Indexing images", search_tables.encoding, ("encoding_cuda.json", "encoding_cpu.json")),
+        ("The line before weak results", search_tables.weak_line, ("weak_line.json",)),
         ("Searching", search_tables.latency, ("search.json",)),
         ("Many clients at once", search_tables.load, ("serve.json",)),
         ("Re-ranking: what it costs", search_tables.rerank_latency, ("rerank_latency.json",)),

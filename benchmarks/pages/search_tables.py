@@ -8,15 +8,34 @@ from benchmarks.pages.plain_table import table
 
 
 def encoding(name: str, found: dict[str, Any]) -> str:
-    of = "x".join(map(str, found["image_size"])) + " JPEGs" if found["generated"] else "photographs"
+    of = f"JPEGs of {'x'.join(map(str, found['image_size']))}, {found['mean_file_megabytes']:.1f} MB each"
+    of = of if found["generated"] else "photographs"
     row = (
         f"{found['images']:,} {of}",
         f"{found['index_images_per_second']:.1f}",
         f"{found['bare_tower_images_per_second']:.1f}",
         f"{100 * found['share_of_bare_tower']:.0f} %",
     )
-    how = f"{found['tower']}, batch {found['batch_size']}, {found['workers']} threads that read, {found['device']}"
-    return f"{how} (`{name}`)\n\n" + table(("images", "indexed a second", "bare tower", "share"), [row])
+    how = f"{found['run']} ({found['tower']}), batch {found['batch_size']}, {found['workers']} threads that read, "
+    how += f"{found['device']}; medians of {len(found['rounds'])} rounds. The index decodes, hashes and reads EXIF data, the bare "
+    how += f"tower has prepared tensors; {100 * found['wanted_share']:.0f} % of it is wanted"
+    return f"{how} (`{name}`)\n\n" + table(("photos", "indexed a second", "bare tower", "share"), [row])
+
+
+def weak_line(name: str, found: dict[str, Any]) -> str:
+    columns = ("images", "right photos above the line", "results above it", "of absent things", "nothing above it")
+    rows = [
+        (
+            f"{row['images']:,}",
+            f"{100 * row['right_above']:.0f} %",
+            f"{row['above']:.0f}",
+            f"{row['absent_above']:.0f} (mean {row['absent_mean']:.0f})",
+            f"{100 * row['absent_none']:.0f} %",
+        )
+        for row in found["sizes"]
+    ]
+    text = f"{found['run']} on {found['corpus']}, test split: captions of photos in the index (medians), and {found['absent']} texts "
+    return f"{text}for things that no photo shows (`{name}`)\n\n" + table(columns, rows)
 
 
 def latency(name: str, found: dict[str, Any]) -> str:

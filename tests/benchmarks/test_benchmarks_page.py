@@ -17,7 +17,17 @@ FOUND: dict[str, dict[str, Any]] = {
     "encoding_cpu.json": {
         "tower": "efficientnet-lite0", "images": 400, "generated": True, "image_size": [1024, 768], "device": "cpu",
         "batch_size": 32, "workers": 4, "index_images_per_second": 30.123, "bare_tower_images_per_second": 40.0,
-        "share_of_bare_tower": 0.7531,
+        "share_of_bare_tower": 0.7531, "run": "quintet-small", "mean_file_megabytes": 2.25, "wanted_share": 0.6,
+        "rounds": [{}, {}, {}],
+    },
+    "weak_line.json": {
+        "run": "quintet-small", "corpus": "flickr8k", "absent": 20,
+        "sizes": [
+            {
+                "images": 1000, "right_above": 0.887, "above": 67.0, "absent_above": 0.0, "absent_mean": 10.2,
+                "absent_none": 0.65,
+            },
+        ],
     },
     "search.json": {
         "dim": 512, "k": 20, "queries": 500, "targets": {"ratio_p50": 1.2, "peak_gib": 3.0},
@@ -54,7 +64,8 @@ FOUND: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 SHOWN = {
-    "encoding_cpu.json": ["| 400 1024x768 JPEGs | 30.1 | 40.0 | 75 % |"],
+    "encoding_cpu.json": ["| 400 JPEGs of 1024x768, 2.2 MB each | 30.1 | 40.0 | 75 % |", "60 %", "3 rounds"],
+    "weak_line.json": ["| 1,000 | 89 % | 67 | 0 (mean 10) | 65 % |", "20 texts"],
     "search.json": [
         "| 1,000,000 | ivf | 1.8 / 2.7 | 2 / 3 | 1.11 / 1.22 | 9 / 12 | 8 / 11 | 1.12 / 1.09 | 0.988 | 2.50 |",
         "3 GiB",

@@ -240,7 +240,7 @@ def _print(answers: Sequence[_Answer], reasons: dict[tuple[str, str], Explanatio
         for rank, hit in enumerate(answer.hits, 1):
             if hit.weak and not is_weak:
                 is_weak = True
-                console.print("  ---- from here on no better than chance ----", style="yellow", highlight=False)
+                console.print("  ---- weak: random words score as high ----", style="yellow", highlight=False)
             more = f"  (and {len(hit.duplicates)} nearly the same)" if hit.duplicates else ""
             line = f"  {rank:>3}. {hit.score:6.3f}  {_name(hit)}{more}"
             console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -112,6 +112,11 @@ class PretrainedTokenizer:
             continues[id_] = apart and not special[id_]
         return TokenKinds(special, continues, self._state.hidden)
 
+    def plain_words(self) -> list[str]:
+        kinds, pieces = self.kinds(), sorted(self._tokenizer.get_vocab().items(), key=lambda item: item[1])
+        words = (piece.lstrip("\u2581\u0120") for piece, id_ in pieces if not kinds.special[id_] | kinds.continues[id_])
+        return [word for each in words if (word := each.removesuffix("</w>")).isalpha() and len(word) > 2]
+
     def state(self) -> dict[str, Any]:
         """With the whole vocabulary inside, so that a run can be moved to another machine."""
         return {"kind": "pretrained"} | vars(self._state)

@@ -35,6 +35,10 @@ class Tokenizer(Protocol):
         """What each id is."""
         ...
 
+    def plain_words(self) -> list[str]:
+        """The words of letters, of three or more, that it knows whole, by id."""
+        ...
+
     def state(self) -> dict[str, Any]:
         """Everything needed to make it again, as JSON; `kind` names the class."""
         ...

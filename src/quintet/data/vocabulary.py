@@ -263,6 +263,9 @@ class WordVocabulary:
             self._kinds = TokenKinds(special, np.zeros(len(self), dtype=bool), mask)
         return self._kinds
 
+    def plain_words(self) -> list[str]:
+        return [word for word in self.words[len(SPECIAL_TOKENS) :] if word.isalpha() and len(word) > 2]
+
     def state(self) -> dict[str, Any]:
         flags = {
             "marks": self.special_tokens,

@@ -113,6 +113,10 @@ class WordPiece:
             self._kinds = TokenKinds(special, continues, self.mask)
         return self._kinds
 
+    def plain_words(self) -> list[str]:
+        pieces = sorted(self._tokenizer.get_vocab().items(), key=lambda item: item[1])
+        return [piece for piece, _ in pieces if piece.isalpha() and len(piece) > 2]
+
     def state(self) -> dict[str, Any]:
         """With the whole vocabulary inside, so that a run can be moved to another machine."""
         return {"kind": "wordpiece", "longest": self.max_length, "tokenizer": json.loads(self._tokenizer.to_str())}

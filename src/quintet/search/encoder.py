@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,6 +28,7 @@ from quintet.runs.run import ImageView, Run
 from quintet.runs.run_folder import FORMAT as RUN_FORMAT
 from quintet.runs.run_folder import read_head
 from quintet.search import SearchError, StaleIndex
+from quintet.search.chance import random_texts
 from quintet.search.index_folder import IndexRun
 
 if TYPE_CHECKING:
@@ -111,6 +113,11 @@ class Encoder:
 
     def encode_texts(self, texts: Sequence[str]) -> list[Codes]:
         return [run.encode_texts(texts) for run in self.runs]
+
+    def random_texts(self, first: Sequence[int]) -> np.ndarray:
+        """(t, dim): the vectors of random texts for the first stage (`quintet.search.chance`); t may be 0."""
+        texts = random_texts(self.tokenizers[first[0]].plain_words())
+        return query_vectors(self.encode_texts(texts or ["a"]), first).numpy()[: len(texts)]
 
     def fingerprint(self, precision: str) -> str:
         """Which codes it makes: weights and towers, in order. Codes of another fingerprint mean nothing beside them."""

@@ -20,6 +20,7 @@ from quintet.files import header_format, read_json, user_path
 from quintet.runs.encoding import Progress, reported
 from quintet.runs.run import Run, load
 from quintet.search import SearchError, StaleIndex
+from quintet.search.chance import packed
 from quintet.search.encoded import EncodedItems, ImageEncoder, encode_texts
 from quintet.search.encoder import (
     Encoder,
@@ -173,7 +174,10 @@ def build_index(
                 in_engine = bool(manifest.first) and not is_own(store)
                 if in_engine:
                     _add_to_engine(index, manifest, entries, old, encoded)
-                _commit(database, manifest, before, encoded, old, new)
+                by_chance = None
+                if manifest.first and (before is None or database.head("random texts") is None):
+                    by_chance = packed(team.encoder.random_texts(manifest.first))
+                _commit(database, manifest, before, encoded, old, new, by_chance)
                 if in_engine:
                     _drop_from_engine(manifest, entries)
             _finish(index, database, manifest, entries["image"])
@@ -409,9 +413,12 @@ def _commit(
     encoded: Mapping[Kind, EncodedItems],
     old: Mapping[str, Entry],
     new: Mapping[str, Entry],
+    by_chance: dict[str, Any] | None,
 ) -> None:
     """From here on the new generation is the index."""
     with database.transaction():
+        if by_chance is not None:
+            database.set_head("random texts", by_chance)
         earlier = None if database.head("manifest") is None else Manifest.of(database)
         if before is None:
             database.remove_all()

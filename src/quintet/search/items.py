@@ -94,8 +94,8 @@ class Item:
 class Hit:
     """An item that was found. `path` is the absolute path of its image file, None for texts.
 
-    `weak`: it fits the query no better than chance, as far as the scores of the index tell. `duplicates`: the image
-    files that nearly equal it and came behind.
+    `weak`: random words reach such a score, too (`quintet.search.chance`). `duplicates`: the image files that nearly
+    equal it and came behind.
     """
 
     item: Item

@@ -1,4 +1,4 @@
-"""What is asked and how its answers are shown: checked queries, several parts in one, weak results, near-duplicates."""
+"""What is asked and how its answers are shown: checked queries, several parts in one, near-duplicates."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 MAX_WORDS = 500  # of a query; a text has some twenty, and the time of a search grows with the words
 SAMPLE = 512  # items whose scores say how those of a query are spread
-WEAK = 1.8  # standard deviations above the mean of an index; benchmarks/measure/weak_line.py measures it
-FEW_ITEMS = 20  # of fewer, nothing is said
 NEAR = 0.1  # near-duplicates: their squared distance, as a share of that of two items by chance
 COMPARED = 1000  # results whose vectors are compared for it
 LESS = 0.5  # weight of what an image should not show, beside 1 for what it should
@@ -74,14 +72,6 @@ class Spread:
         """`query`: (dim,); `sample`: (m, dim), vectors of items."""
         scores = (sample @ query).astype(np.float64)
         return cls(float(scores.mean()), max(float(scores.std()), 1e-9))
-
-    def deviations(self, score: float) -> float:
-        """A score in standard deviations above the mean.
-
-        >>> Spread(0.1, 0.05).deviations(0.25)
-        3.0
-        """
-        return round((score - self.mean) / self.std, 9)
 
 
 def combined(parts: Sequence[tuple[float, np.ndarray]], sample: np.ndarray) -> tuple[np.ndarray, float]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, overload
 
@@ -28,6 +30,8 @@ from quintet.search import (
     StaleIndex,
     WhereError,
 )
+from quintet.search.chance import FEW_ITEMS, ChanceScores
+from quintet.search.chance import unpacked as unpacked_texts
 from quintet.search.encoder import Encoder, query_vectors
 from quintet.search.explain import Explanation, explain
 from quintet.search.generation import Generation, open_encoder
@@ -35,10 +39,7 @@ from quintet.search.index_folder import Manifest, check_marker, text_path
 from quintet.search.items import KINDS, Entry, Hit, Item, ItemDatabase, Kind
 from quintet.search.queries import (
     COMPARED,
-    FEW_ITEMS,
     LESS,
-    WEAK,
-    Spread,
     check_query,
     combined,
     near_duplicates,
@@ -177,7 +178,7 @@ class Searcher:
         - `rerank`: put this many candidates in the order of the whole score (see `search_text`).
         - `duplicates`: also give results that nearly equal a better one; else they are its `duplicates`.
 
-        The results from the first with `weak` on fit no better than chance.
+        The results from the first with `weak` on have scores that random words reach, too (`quintet.search.chance`).
 
             hits = index.search("a dog in the snow", k=5, where="year>=2024")
             print(hits[0].path, hits[0].score)
@@ -372,7 +373,7 @@ class Searcher:
             return [self._hits([[each] for each in hits]) for hits in found]
         vectors = query_vectors(codes, self.manifest.first).numpy()
         if rerank is None or asked == kind:
-            return self._nearest(vectors, k, kind, where, duplicates, judged=asked != kind)
+            return self._nearest(vectors, k, kind, where, duplicates, judged=(asked, kind) == ("text", "image"))
         self._require_scores(asked, kind)
         nearest = self._opened.nearest(vectors, max(k, rerank), kind, where)
         found = [self._reranked(codes, row, [entry for entry, _ in hits], kind) for row, hits in enumerate(nearest)]
@@ -415,15 +416,29 @@ class Searcher:
     def _nearest(
         self, vectors: np.ndarray, k: int, kind: Kind, where: Where | None, duplicates: bool, *, judged: bool
     ) -> list[list[Hit]]:
-        """The first stage, with weak results marked where texts ask for images or the other way round."""
+        """The first stage, with weak results marked where texts ask for images."""
         if duplicates:
             found = [[[hit] for hit in hits] for hits in self._opened.nearest(vectors, k, kind, where)]
         else:
             found = [self._nearest_groups(vector, k, kind, where) for vector in vectors]
         if not judged or self.manifest.counts[kind] < FEW_ITEMS:
             return [self._hits(groups) for groups in found]
-        spreads = [Spread.of(vector, self._opened.sample(kind)) for vector in vectors]
-        return [self._hits(groups, spread) for groups, spread in zip(found, spreads, strict=True)]
+        return [self._hits(groups, self._line(vector, groups)) for vector, groups in zip(vectors, found, strict=True)]
+
+    def _line(self, vector: np.ndarray, groups: list[list[_Found]]) -> float:
+        """Scores below it are weak."""
+        if self._chance is None:
+            return -math.inf
+        best = np.array([group[0][1] for group in groups])
+        return self._chance.line(self._opened.sample("image") @ vector, best, self.manifest.counts["image"])
+
+    @cached_property
+    def _chance(self) -> ChanceScores | None:
+        """None where the vocabulary has too few words to make texts of."""
+        kept = self._opened.items.head("random texts")
+        first, dim = self.manifest.first, self.manifest.dim
+        texts = self.encoder.random_texts(first) if kept is None else unpacked_texts(kept, dim)
+        return ChanceScores(texts, self._opened.sample("image")) if len(texts) else None
 
     def _nearest_groups(self, vector: np.ndarray, k: int, kind: Kind, where: Where | None) -> list[list[_Found]]:
         wanted = k + max(10, k // 2)
@@ -456,13 +471,12 @@ class Searcher:
                 near = f"{near} " if near.startswith("did you") else ""
                 raise WhereError(f"filter: nothing in the index has a field {name!r}; {near}It has: {', '.join(known)}")
 
-    def _hits(self, groups: Sequence[Sequence[_Found]], spread: Spread | None = None) -> list[Hit]:
-        """The first of each group, with the others as its duplicates. `spread`: of the scores, to mark weak results."""
+    def _hits(self, groups: Sequence[Sequence[_Found]], line: float = -math.inf) -> list[Hit]:
+        """The first of each group, with the others as its duplicates. Scores below the line are weak."""
         hits = []
         for (entry, score), *others in groups:
             copies = tuple(path for other, _ in others if (path := self._path(other)) is not None)
-            weak = spread is not None and spread.deviations(score) < WEAK
-            hits.append(Hit(entry.item, score, self._path(entry), weak, copies))
+            hits.append(Hit(entry.item, score, self._path(entry), score < line, copies))
         return hits
 
     def _reranked(

@@ -88,7 +88,7 @@ class ItemAnswer(BaseModel):
 class HitAnswer(BaseModel):
     item: ItemAnswer
     score: float
-    weak: bool = Field(False, description="The item fits no better than chance.")
+    weak: bool = Field(False, description="Random words reach such a score, too.")
     duplicates: int = Field(0, description="How many items that nearly equal it are left out.")
 
 
