@@ -17,8 +17,8 @@ def encoding(name: str, found: dict[str, Any]) -> str:
         f"{100 * found['share_of_bare_tower']:.0f} %",
     )
     how = f"{found['run']} ({found['tower']}), batch {found['batch_size']}, {found['workers']} threads that read, "
-    how += f"{found['device']}; medians of {len(found['rounds'])} rounds. The index decodes, hashes and reads EXIF data, the bare "
-    how += f"tower has prepared tensors; {100 * found['wanted_share']:.0f} % of it is wanted"
+    how += f"{found['device']}; medians of {len(found['rounds'])} rounds. The index decodes, hashes and reads EXIF "
+    how += f"data, the bare tower has prepared tensors; {100 * found['wanted_share']:.0f} % of it is wanted"
     return f"{how} (`{name}`)\n\n" + table(("photos", "indexed a second", "bare tower", "share"), [row])
 
 
@@ -34,8 +34,9 @@ def weak_line(name: str, found: dict[str, Any]) -> str:
         )
         for row in found["sizes"]
     ]
-    text = f"{found['run']} on {found['corpus']}, test split: captions of photos in the index (medians), and {found['absent']} texts "
-    return f"{text}for things that no photo shows (`{name}`)\n\n" + table(columns, rows)
+    text = f"{found['run']} on {found['corpus']}, test split: captions of photos in the index (medians), and "
+    text += f"{found['absent']} texts"
+    return f"{text} for things that no photo shows (`{name}`)\n\n" + table(columns, rows)
 
 
 def latency(name: str, found: dict[str, Any]) -> str:

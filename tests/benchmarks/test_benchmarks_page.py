@@ -127,7 +127,7 @@ def test_a_result_of_searching_becomes_a_table(page: Any, name: str) -> None:
     for line in SHOWN[name]:
         assert line in text
     assert f"(`{name}`)" in text
-    assert "2 cores" in text or name.startswith("encoding")
+    assert "2 cores" in text or name.startswith(("encoding", "weak_line"))
 
 
 def test_the_page_in_docs_is_that_of_the_result_files(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,11 +54,28 @@ class Encoder:
         self.device = pick_device(device)
         self.runs = [run.to(self.device) for run in runs]
         self.tokenizers = [_tokenizer(run) for run in runs]
-        self.views: list[ImageView] = []
-        self._view_of = self._open_views(towers)
+        self._towers, self._lock = towers, threading.Lock()
+        self._opened: tuple[list[ImageView], list[int | QuintetError]] | None = None
 
-    def _open_views(self, towers: Path | None) -> list[int | QuintetError]:
-        """For each run its view, or why new images cannot be shown to it. Runs of the same features share one."""
+    @property
+    def views(self) -> list[ImageView]:
+        """How the runs are shown new images: opened when they are first needed, which is not for a text."""
+        return self._open_views()[0]
+
+    @property
+    def _view_of(self) -> list[int | QuintetError]:
+        """For each run its view, or why new images cannot be shown to it."""
+        return self._open_views()[1]
+
+    def _open_views(self) -> tuple[list[ImageView], list[int | QuintetError]]:
+        with self._lock:
+            if self._opened is None:
+                self._opened = self._opened_views(self._towers)
+            return self._opened
+
+    def _opened_views(self, towers: Path | None) -> tuple[list[ImageView], list[int | QuintetError]]:
+        """Runs of the same features share a view."""
+        views: list[ImageView] = []
         shared: dict[str, int | QuintetError] = {}
         found: list[int | QuintetError] = []
         for run in self.runs:
@@ -68,15 +86,15 @@ class Encoder:
                     if towers is not None and tower:
                         state, weights = kept_tower(towers, tower)
                         run.view = FeatureExtractor.from_state(state, weights=weights, device=self.device)
-                    self.views.append(run.view)
-                    shared[key] = len(self.views) - 1
+                    views.append(run.view)
+                    shared[key] = len(views) - 1
                 except QuintetError as error:  # an index of a corpus that has its features needs no tower
                     shared[key] = error
             view = shared[key]
             if isinstance(view, int):
-                run.view = self.views[view]
+                run.view = views[view]
             found.append(view)
-        return found
+        return views, found
 
     @property
     def sees_images(self) -> bool:

@@ -37,6 +37,7 @@ FEW = 0.02  # below this share of selected rows, comparing each of them is quick
 
 BLOCK_BYTES = 64 << 20  # of scores at a time
 GATHER = 0.25  # below this share of selected rows, they are copied together rather than compared with all others
+FAISS_FROM = 4096  # vectors; importing FAISS takes a quarter of a second, and of fewer torch is as quick
 SPARE = 8  # candidates fetched beyond k, so that ties and rounding at the boundary are seen
 QUERIES = 1024  # at a time
 FILTERS = 16  # selections that are remembered: the same filter comes with every query of a visitor
@@ -222,10 +223,10 @@ class VectorSearch:
         self._noise = (vectors.dim + 2) * 2.0**-24 * vectors.norm
         self._selections: OrderedDict[Where | None, Selection] = OrderedDict()
         self._lock = threading.Lock()
-        try:
-            self._faiss: Any = required("faiss", "index")
-        except StoreError:
-            self._faiss = None  # torch compares, too, only slower
+        self._faiss: Any = None  # torch compares, too, only slower
+        if len(vectors) >= FAISS_FROM:
+            with suppress(StoreError):
+                self._faiss = required("faiss", "index")
 
     def search(self, queries: np.ndarray, k: int, where: Where | None = None) -> list[list[tuple[Entry, float]]]:
         """For each of `queries` (n, dim) the k best items with their scores; equal ones by id."""
