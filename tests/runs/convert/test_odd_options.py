@@ -318,6 +318,45 @@ def test_what_cannot_be_converted_is_refused_with_its_reason(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("kind", "assumed"),
+    [
+        (
+            "scan",
+            {
+                "cross_attn": "t2i",
+                "agg_func": "LogSumExp",
+                "lambda_lse": 6.0,
+                "lambda_softmax": 9.0,
+                "raw_feature_norm": "clipped_l2norm",
+                "no_imgnorm": False,
+                "no_txtnorm": False,
+            },
+        ),
+        ("vsrn", {"no_imgnorm": False, "use_abs": False, "data_name": "coco_precomp"}),
+        (
+            "hrem",
+            {
+                "residual_weight": 0.8,
+                "nhead": 16,
+                "dropout": 0.1,
+                "no_imgnorm": False,
+                "no_txtnorm": False,
+                "bert_heads": 1,
+            },
+        ),
+    ],
+)
+def test_a_file_without_options_is_of_the_programs_defaults(tmp_path: Path, kind: str, assumed: dict[str, Any]) -> None:
+    parts: dict[str, list[nn.Module]] = {
+        "scan": [Projection(6), Texts(6, 1, both=True)],
+        "vsrn": [RegionsToVector(6, f30k=False), Texts(6, 1, both=False)],
+        "hrem": [HremImages(16, 16), HremTexts(16, 16, SMALL)],
+    }
+    torch.save({"model": [part.state_dict() for part in parts[kind]]}, tmp_path / "best")
+    assert translate(kind, read_checkpoint(tmp_path / "best")).assumed == assumed
+
+
 def test_what_is_assumed_is_told(tmp_path: Path) -> None:
     parts = [random_state(Projection(6), 1), random_state(Texts(6, 1, both=True), 2)]
     torch.save({"model": parts, "opt": argparse.Namespace(no_imgnorm=True)}, tmp_path / "best")
