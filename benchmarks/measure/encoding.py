@@ -5,7 +5,7 @@
     python -m benchmarks.measure.encoding --images ~/Images --device cuda --batch-size 128
 
 The index reads files, hashes, decodes, reads EXIF data, resizes, runs tower and heads, and writes codes and the
-table of items. The bare tower runs alone, on a tensor, with torch's own threads. Both take turns in one run, as often as
+table of items. The bare tower runs alone, on a tensor, with the threads of torch. Both take turns as often as
 `--rounds` says; medians count, and the share is the median of the rounds' shares. Writes
 benchmarks/results/encoding_DEVICE.json.
 """

@@ -10,9 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from typer.testing import CliRunner
 
+from quintet.backbones.extractor import FeatureExtractor
 from quintet.cli.main import app
 from quintet.errors import QuintetError
 from quintet.files import file_checksum
@@ -482,3 +484,51 @@ def test_a_run_whose_weights_changed_since_it_was_opened_is_refused(make_run: An
     with pytest.raises(SearchError, match="have changed"):
         build_index(run, pictures, index)
     assert not index.exists()
+
+
+def test_a_first_index_without_an_image_that_can_be_read_leaves_nothing(pixel_vse: Path, tmp_path: Path) -> None:
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    (photos / "a.jpg").write_text("not an image")
+    with pytest.raises(SearchError, match="none of the images"):
+        build(pixel_vse, photos, tmp_path / "index")
+    assert not (tmp_path / "index").exists()
+
+
+def test_threads_that_encode_side_by_side_give_the_codes_of_one(vse: Path, make_images: Any, tmp_path: Path) -> None:
+    make_images(tmp_path / "photos", count=11, seed=3)
+    run, threads = load(vse, device="cpu"), torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        build(vse, tmp_path / "photos", tmp_path / "index", batch_size=9)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
+    with Searcher.open(tmp_path / "index", device="cpu") as searcher:
+        entries = searcher._opened.items.all("image")
+        found = searcher._opened.vectors("image", np.array([entry.row for entry in entries]))
+    files = [tmp_path / "photos" / str(entry.item.path) for entry in entries]
+    expected = run.encode_images(files, batch_size=1).embedding
+    assert expected is not None
+    np.testing.assert_allclose(found, expected.numpy(), atol=1e-5)
+    assert len(files) == 11
+
+
+def test_a_text_is_searched_for_without_the_image_tower(
+    vse: Path, make_images: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_images(tmp_path / "photos", count=3, seed=3)
+    build(vse, tmp_path / "photos", tmp_path / "index")
+    opened = []
+    real = FeatureExtractor.from_state
+
+    def from_state(*arguments: Any, **options: Any) -> FeatureExtractor:
+        opened.append(arguments)
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(FeatureExtractor, "from_state", from_state)
+    with Searcher.open(tmp_path / "index", device="cpu") as searcher:
+        assert len(searcher.search("a red thing", k=3)) == 3
+        assert not opened
+        assert searcher.search(tmp_path / "photos" / "1.png", k=1)[0].path == tmp_path / "photos" / "1.png"
+        assert opened

@@ -253,7 +253,7 @@ def _print(index: Path, report: BuildReport, console: Console) -> None:
     for line in report.repaired[:SHOWN]:
         say(f"was damaged, and is made anew: {_short(line)}")
     if report.videos:
-        say(f"passed over: {report.videos} videos; photos are indexed")
+        say(f"passed over: {report.videos} {'video' if report.videos == 1 else 'videos'}; photos are indexed")
     rate = f", {report.encoded / report.seconds:.1f} a second" if report.encoded and report.seconds else ""
     say(
         f"{shown(index)}: {report.added} added, {report.kept} kept, {report.dropped} dropped, {len(report.unreadable)} "

@@ -142,6 +142,8 @@ def build_index(
             images = ImageEncoder(encoded["image"], team.encoder, batch_size=batch_size, workers=workers)
             contents = found.without_moved(images.encode(found, _known_contents(found), count))
             made = images.encoded + encode_texts(encoded["text"], team.encoder, found_texts, batch_size, count)
+            if not any(contents) and not found_texts and found.unreadable:
+                raise SearchError(f"none of the images can be read, the first because: {found.unreadable[0][1]}")
             _check_dropped(found, contents, found_texts, old)
             encoded["image"].compact({content for content in contents if content})
             encoded["text"].compact({text.content for text in found_texts})

@@ -468,8 +468,8 @@ class Searcher:
         for name in where.fields:
             if name not in known:
                 near = suggest(name, known)
-                near = f"{near} " if near.startswith("did you") else ""
-                raise WhereError(f"filter: nothing in the index has a field {name!r}; {near}It has: {', '.join(known)}")
+                near = f"; {near}" if near.startswith("did you") else "."
+                raise WhereError(f"filter: nothing in the index has a field {name!r}{near} It has: {', '.join(known)}")
 
     def _hits(self, groups: Sequence[Sequence[_Found]], line: float = -math.inf) -> list[Hit]:
         """The first of each group, with the others as its duplicates. Scores below the line are weak."""
