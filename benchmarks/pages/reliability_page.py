@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from benchmarks.pages.generated_part import fill
 from benchmarks.pages.plain_table import table
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -78,12 +79,7 @@ PARTS = {"campaign": ("torture.json", section), "fuzz": ("fuzz.json", fuzz_secti
 
 
 def page(text: str, part: str, found: dict[str, Any]) -> str:
-    begin, end = f"<!-- {part}: begin (generated) -->", f"<!-- {part}: end -->"
-    before, _, rest = text.partition(begin)
-    _, marker, after = rest.partition(end)
-    if not marker:
-        raise SystemExit(f"{PAGE} has no markers for {part}")
-    return f"{before}{begin}\n\n{PARTS[part][1](found)}\n\n{end}{after}"
+    return fill(PAGE, text, part, PARTS[part][1](found))
 
 
 if __name__ == "__main__":

@@ -50,6 +50,7 @@ quintet.extract_features("corpora/f30k")
     "docs/search.md": "",
     "docs/serve.md": 'import quintet; quintet.build_index("quintet-small", "photos", "holiday.index")',
     "docs/stores.md": "",
+    "docs/tutorials/add-a-method.md": "",
     "docs/text.md": """
 from pathlib import Path
 training_texts, other_texts = ["A dog's ball.", "a dog and a ball"] * 4, ["a cat's ball"]
@@ -57,7 +58,19 @@ Path("vocab.txt").write_text("\\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[M
 Path("glove.6B.300d.txt").write_text("".join(f"{word} {' '.join(['0.5'] * 300)}\\n" for word in ("a", "dog")))
 """,
 }
-AFTER = {"docs/mining.md": "assert (lists.texts[7] >= -1).all()", "docs/serve.md": "assert app.routes"}
+TUTORIAL = """
+import torch, quintet
+matcher = build_best_pair(image_dim=8, vocabulary_size=9)
+images = matcher.encode_images(quintet.ImageBatch(fragments=torch.randn(2, 5, 8)))
+texts = matcher.encode_texts(quintet.TextBatch(torch.randint(1, 9, (3, 4)), [4, 1, 2]))
+assert matcher.score(images, texts).shape == (2, 3)
+assert matcher.score_pairs(images, texts[:2]).shape == (2,)
+"""
+AFTER = {
+    "docs/tutorials/add-a-method.md": TUTORIAL,
+    "docs/mining.md": "assert (lists.texts[7] >= -1).all()",
+    "docs/serve.md": "assert app.routes",
+}
 NOT_RUN = {"docs/architecture.md": "the four verbs, as signatures"}
 SMALLER = {
     "train=2000, dev=200, test=200": "train=12, dev=4, test=4",

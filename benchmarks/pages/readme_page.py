@@ -1,0 +1,88 @@
+"""The measured parts of README.md, between their markers, from files under benchmarks/results.
+
+python -m benchmarks.pages.readme_page
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks.pages.generated_part import fill
+from benchmarks.pages.plain_table import table
+from benchmarks.pages.results_compare import read_results
+from benchmarks.pages.results_tables import mean_rsum, with_spread
+from quintet.files import read_json, write_text
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "benchmarks/results"
+PAGE = ROOT / "README.md"
+TOWER = "EfficientNet-Lite0"
+WAYS = ("i2t", "t2i")
+COLUMNS = ("method", "an image and a text become", "i2t R@1", "t2i R@1", "rsum")
+# title, page, what an image and a text become, grid and row
+METHODS = (
+    ("Heads over frozen towers", "heads", "a vector each", "flickr8k", "heads"),
+    ("VSE++", "vse", "a vector each", "flickr8k", "vse-avg-online"),
+    ("VSE++ with AOQ", "aoq", "a vector each", "flickr8k", "vse-avg-adap-off-quin"),
+    ("VSE-infinity", "vse", "a vector each, pooled by GPO", "flickr8k", "vse-gpo-online"),
+    ("SCAN", "scan", "regions and words that attend to each other", "flickr8k", "scan-t2i-online"),
+    ("SCAN with AOQ", "aoq", "regions and words that attend to each other", "flickr8k", "scan-t2i-adap-off-quin"),
+    ("BFAN", "bfan", "regions and words that attend to each other", "flickr8k", "bfan-equal-online"),
+    ("BFAN with AOQ", "aoq", "regions and words that attend to each other", "flickr8k", "bfan-equal-adap-off-quin"),
+    ("VSRN", "vsrn", "a vector each, after reasoning among regions", "flickr8k", "vsrn-online"),
+    ("MMCA", "mmca", "a vector each, and joint attention of the pair", "flickr8k", "mmca"),
+    ("HREM", "hrem", "a vector each, trained with relations among the batch", "flickr8k", "hrem-fusion"),
+    ("Dual-Path", "dual-path", "a vector each, trained with the instance loss", "small", "dual-path-full"),
+)
+
+
+def methods() -> str:
+    """The table of methods, best first, and what it was measured on."""
+    grids = {grid: read_results(RESULTS / grid) for grid in ("flickr8k", "small")}
+    found = [(method, list(grids[method[3]][method[4]].values())) for method in METHODS]
+    found.sort(key=lambda each: mean_rsum(each[1]), reverse=True)
+    rows = []
+    for (title, page, kind, _, _), seeds in found:
+        contents = [result.content for result in seeds]
+        assert {(content["tower"], content["kind"]) for content in contents} == {(TOWER, "single")}, title
+        recalls = [f"{statistics.fmean(content['metrics'][f'{way}_r1'] for content in contents):.1f}" for way in WAYS]
+        rows.append((f"[{title}](docs/methods/{page}.md)", kind, *recalls, with_spread(each.rsum for each in seeds)))
+    first = found[0][1][0].content
+    (seeds_each,) = {len(seeds) for _, seeds in found}
+    images, texts = (first["counts"][key] for key in ("images", "texts"))
+    about = (
+        f"Flickr8k, test split: {images:,} images, {texts:,} captions. Single models, mean and standard deviation over "
+        f"{seeds_each} seeds, features of a frozen {TOWER}. i2t: the captions of an image are ranked. t2i: the image "
+        "of a caption is ranked. rsum: the sum of R@1, R@5 and R@10 in both directions, at most 600; chance is "
+        f"{first['chance']['rsum']:.1f}."
+    )
+    return f"{table(COLUMNS, rows)}\n\n{about}"
+
+
+def photos() -> str:
+    measured = read_json(RESULTS / "encoding_cpu.json")
+    rate = measured["index_images_per_second"]
+    width, height = measured["image_size"]
+    threads = measured["provenance"]["machine"]["threads"]
+    search = read_json(RESULTS / "search.json")["sizes"][0]
+    vectors, median = search["vectors"], search["end_to_end"]["p50_ms"]
+    return (
+        f"Indexing takes {10_000 / rate / 60:.0f} minutes for 10,000 photos on {threads} CPU cores "
+        f"({rate:.0f} photos of {width} x {height} pixels a second). "
+        f"Searching {vectors:,} photos takes {median:.0f} ms."
+    )
+
+
+PARTS: dict[str, Callable[[], str]] = {"photos": photos, "methods": methods}
+
+
+def page(text: str) -> str:
+    for part, content in PARTS.items():
+        text = fill(PAGE, text, part, content())
+    return text
+
+
+if __name__ == "__main__":
+    write_text(PAGE, page(PAGE.read_text(encoding="utf-8")))

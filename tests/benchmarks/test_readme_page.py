@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_readme_is_what_the_script_writes(script: Any) -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert script("readme_page").page(text) == text, "run python -m benchmarks.pages.readme_page"
+
+
+def test_a_row_has_the_means_of_its_result_files_and_rows_are_in_order(script: Any) -> None:
+    lines = [line.split("|") for line in script("readme_page").methods().splitlines() if line.startswith("| [")]
+    (mmca,) = (line for line in lines if "[MMCA]" in line[1])
+    files = [json.loads(path.read_text()) for path in (ROOT / "benchmarks/results/flickr8k").glob("mmca-seed*.json")]
+    assert len(files) == 3
+    for column, metric in ((3, "i2t_r1"), (4, "t2i_r1")):
+        assert abs(float(mmca[column]) - statistics.fmean(file["metrics"][metric] for file in files)) < 0.051
+    mean, spread = map(float, mmca[5].split("±"))
+    rsums = [file["metrics"]["rsum"] for file in files]
+    assert abs(mean - statistics.fmean(rsums)) < 0.051
+    assert abs(spread - statistics.stdev(rsums)) < 0.051
+    order = [float(line[5].split("±")[0]) for line in lines]
+    assert order == sorted(order, reverse=True)
+
+
+def test_every_method_of_the_table_of_matchers_has_a_row(script: Any) -> None:
+    from quintet.models import MODELS
+
+    titles = " ".join(method[0].lower() for method in script("readme_page").METHODS)
+    trained_by_others = {"clip"}
+    assert {name for name in MODELS.names() if name not in titles} == trained_by_others
