@@ -4,8 +4,8 @@ PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3; do \
 	$$name -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$name && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
-# Byte-compiling everything is the slow part of an installation; COMPILE does it for what `quintet --help` imports, so that
-# the command starts quickly also where Python may not write byte code. Other packages are compiled when first imported.
+# Byte-compiling everything is the slow part of an installation; COMPILE does it for what `quintet --help` and a search import,
+# so that they start quickly also where Python may not write byte code. Other packages are compiled when first imported.
 PIP := $(BIN)/python -m pip install --no-compile --quiet --disable-pip-version-check
 # PyPI's torch for Linux brings 4.8 GB of CUDA. Without a GPU, the build of PyTorch's own index is taken, which is newer by
 # its name (2.13.0+cpu); not asked for where pip has wheels of its own (find-links). `TORCH_INDEX=` asks PyPI alone.
@@ -13,7 +13,8 @@ TORCH_INDEX ?= $(shell command -v nvidia-smi >/dev/null || $(PYTHON) -m pip conf
 	echo https://download.pytorch.org/whl/cpu)
 EXTRA_INDEX = $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 FRONT := typer rich pydantic yaml numpy markdown_it mdurl pygments
-COMPILE := cd $(VENV)/lib/python3*/site-packages && ../../../bin/python -m compileall -q $(FRONT) "$(CURDIR)/src"
+COMPILE := cd $(VENV)/lib/python3*/site-packages && ../../../bin/python -m compileall -q $(FRONT) "$(CURDIR)/src" && \
+	PYTHONDONTWRITEBYTECODE= ../../../bin/python -c "import quintet.search.searcher, onnxruntime, tokenizers"
 # One thread a worker: two pytest workers on two cores.
 TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 

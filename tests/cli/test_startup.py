@@ -225,3 +225,25 @@ def test_completion(words: str, expected: str, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert expected in done.stdout.split()
+
+
+def test_a_search_ends_with_its_status_and_all_of_its_output(tmp_path: Path) -> None:
+    """It leaves without taking modules down; what is printed, and what is to be done at the end, is done before."""
+    program = (
+        "import atexit, sys, types\n"
+        "sys.modules['torch'] = types.ModuleType('torch')\n"
+        "sys.argv = ['quintet', 'search', *sys.argv[1:]]\n"
+        f"atexit.register(open, {str(tmp_path / 'ended')!r}, 'w')\n"
+        "from quintet.cli.main import run\n"
+        "run()\n"
+    )
+    for arguments, status, said in (
+        (["--help"], 0, "--copy-to"),
+        (["nothing", "a dog"], 1, "not an index"),
+        ([], 2, "INDEX"),
+    ):
+        done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, cwd=tmp_path)
+        assert done.returncode == status
+        assert said in done.stdout + done.stderr
+        assert (tmp_path / "ended").exists()
+        (tmp_path / "ended").unlink()
