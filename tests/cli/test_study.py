@@ -11,7 +11,7 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from quintet.cli.main import app
-from quintet.cli.study import joined
+from quintet.cli.study import _fitting, joined
 from quintet.data.corpus import Corpus, Image, Text
 from quintet.errors import QuintetError, RecipeError, TrainingError
 from quintet.studies.expand import choose_recipe
@@ -213,3 +213,10 @@ def test_sweeps_from_the_command_line(tiny_recipe: dict[str, Any], tiny_corpus: 
     assert list(summary["variants"]) == ["hrem", "relevance_weight0.5", "neighbours0.3", "without-relations"]
     assert summary["extras"].keys() == {"special_samples", "loss_curves"}
     assert re.search("No such option:? '?--curves", refused("mmca", "-o", "x", "--recipe", "mmca-scenes", "--curves"))
+
+
+def test_a_second_recipe_takes_the_overrides_that_it_has_a_place_for() -> None:
+    both = ["stages.*.epochs=1", "matcher.embed_dim=8", "data.workers=2", "stages.online.loss.triplet.margin=0.1"]
+    base = ["matcher.heads=2", "stages.online.loss.relation.warmup_steps=10", "stages.*.loss.relation.top=5"]
+    assert _fitting("vse-infinity-f30k", [*base, *both]) == both
+    assert _fitting("hrem-standalone-f30k", [*base, *both]) == [*base, *both[:3]]

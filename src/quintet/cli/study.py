@@ -112,7 +112,8 @@ def command_of(study: StudyFile) -> Any:
         numbers = {"int": int, "float": float}
         for name, option in study.options.items():
             if option.kind == "recipe" and options[name] is not None:
-                options[name] = _base(study, options[name], None, values["corpus"], values["overrides"] or [])
+                fitting = _fitting(options[name], values["overrides"] or [])
+                options[name] = _base(study, options[name], None, values["corpus"], fitting)
             elif option.kind in numbers:
                 options[name] = _numbers(_flag(name, option.flag), options[name], numbers[option.kind])
         _train(study, options, **values)
@@ -243,6 +244,24 @@ def _base(
         raise RecipeError("name the base recipe with --recipe, or choose it with --matcher (one of the two)")
     chosen = recipe if recipe is not None else choose_recipe(study, matcher, corpus)
     return load_recipe(chosen, [*overrides, *([f"data.corpus={json.dumps(str(corpus))}"] if corpus else [])])
+
+
+def _fitting(recipe: str, overrides: list[str]) -> list[str]:
+    """The overrides of the base recipe that hold for another one, too: no arguments of a matcher or loss it has not."""
+    from quintet.models import MODELS
+    from quintet.training.recipe import load_recipe
+
+    other = load_recipe(recipe)
+    arguments = {"name", *MODELS.parameters(other.matcher.name)}
+    losses = {loss for stage in other.stages for loss in stage.loss}
+
+    def holds(override: str) -> bool:
+        part, *inside = override.partition("=")[0].split(".")
+        if part == "matcher" and inside:
+            return inside[0] in arguments
+        return part != "stages" or len(inside) < 3 or inside[1] != "loss" or inside[2] in losses
+
+    return [override for override in overrides if holds(override)]
 
 
 def _seeds(text: str) -> tuple[int, ...]:
