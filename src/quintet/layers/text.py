@@ -128,6 +128,36 @@ class BiGRUEncoder(_WordGRU):
         return words, mask
 
 
+class WordFeatures(nn.Module):
+    """Words that come with the batch as features of another encoder (`TextBatch.features`), mapped to `dim` channels.
+
+    >>> WordFeatures(8, 4)(torch.zeros(2, 3, 8)).shape
+    torch.Size([2, 3, 4])
+    """
+
+    def __init__(self, text_dim: int, dim: int) -> None:
+        super().__init__()
+        self.dim = dim
+        self.linear = nn.Linear(text_dim, dim)
+
+    def forward(self, features: Tensor | None) -> Tensor:
+        """(n, L, text_dim) -> (n, L, dim)."""
+        if features is None:
+            raise ValueError("this matcher reads features of words, and the batch holds token ids alone")
+        return self.linear(features)
+
+
+class GivenWords(nn.Module):
+    """Stands for a text encoder of `dim` channels whose features come with the batch (`TextBatch.features`)."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.dim = dim
+
+    def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
+        raise ValueError("this matcher reads features of words, and the batch holds token ids alone")
+
+
 class LastStateGRU(_WordGRU):
     """One vector a text: the state of a GRU after its last real token (VSE++, VSRN).
 

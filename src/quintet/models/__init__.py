@@ -23,6 +23,7 @@ MODELS = Registry(
         "dual-path": "quintet.models.dual_path:build_dual_path",
         "heads": "quintet.models.heads:build_heads",
         "clip": "quintet.models.clip:build_clip",
+        "clip-tokens": "quintet.models.clip_tokens:build_clip_tokens",
     },
 )
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from quintet.codes import Codes
 from quintet.data.batches import ImageBatch, TextBatch
 from quintet.layers.regions import RegionProjection
-from quintet.layers.text import BiGRUEncoder
-from quintet.models.fragments import check_choice, encode_regions, encode_words
+from quintet.layers.text import BiGRUEncoder, WordFeatures
+from quintet.models.fragments import Words, check_choice, create_words, encode_regions, encode_words
 from quintet.scores.attention import Focal, Norm, Precision
 from quintet.scores.cross_attention import AttentionMap, Direction, Engine, attention_map, bfan_scores
 
@@ -27,7 +27,7 @@ class BFAN(nn.Module):
     def __init__(
         self,
         image_encoder: RegionProjection,
-        text_encoder: BiGRUEncoder,
+        text_encoder: BiGRUEncoder | WordFeatures,
         *,
         normalise_images: bool,
         normalise_texts: bool,
@@ -78,6 +78,8 @@ def build_bfan(
     vocabulary_size: int,
     embed_dim: int = 1024,
     word_dim: int = 300,
+    text: Words = "bigru",
+    text_dim: int | None = None,
     focal: Focal = "equal",
     norm: Norm = "clipped_l2norm",
     lambda_softmax: float = 20.0,
@@ -94,6 +96,7 @@ def build_bfan(
 ) -> BFAN:
     """BFAN from plain arguments; `bidirectional` is about the GRU. The published figures average `equal` and `prob`.
 
+    `text="features"` reads words that come with the batch, of `text_dim` channels (see the matcher `clip-tokens`).
     `dropout` hides channels of word embeddings in training, `image_dropout` those of regions; the papers have neither.
     `gru_layers`, `normalise_images` and `normalise_texts` (unit length of fragments) are for converted checkpoints.
     `precision`, `engine` and `budget` (bytes) are about speed and memory, not about the method.
@@ -107,11 +110,12 @@ def build_bfan(
     """
     check_choice("focal", focal, Focal)
     check_choice("norm", norm, Norm)
+    gru: dict[str, Any] = {"bidirectional": bidirectional, "dropout": dropout, "layers": gru_layers}
     check_choice("precision", precision, Precision)
     check_choice("engine", engine, Engine)
     return BFAN(
         RegionProjection(image_dim, embed_dim, dropout=image_dropout),
-        BiGRUEncoder(vocabulary_size, word_dim, embed_dim, bidirectional, dropout=dropout, layers=gru_layers),
+        create_words(text, text_dim, vocabulary_size, word_dim, embed_dim, **gru),
         normalise_images=normalise_images,
         normalise_texts=normalise_texts,
         focal=focal,

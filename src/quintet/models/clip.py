@@ -76,11 +76,46 @@ class DualEncoder(nn.Module):
         return getattr(self.model, "logit_bias", 0.0)
 
     def encode_images(self, images: ImageBatch) -> Codes:
-        if images.pixels is None:
-            raise ValueError("this matcher has an image tower and takes pixels, not features")
-        return _codes(self.model.get_image_features(**self._image_input(images.pixels)))
+        return _codes(self.model.get_image_features(**self._image_input(images)))
 
-    def _image_input(self, pixels: Tensor) -> dict[str, Tensor]:
+    def patches(self, images: ImageBatch) -> tuple[Tensor, Tensor | None, Codes]:
+        """The last layer's patches (n, L, width), which of them are real (None: all), and the Codes of the images."""
+        given = self._image_input(images)
+        output = self.model.get_image_features(**given)
+        tokens = self._tokens(output, self.model.vision_model, given)
+        real = given.get("pixel_attention_mask")
+        if self.model.config.model_type not in FULL_LENGTH:
+            tokens = tokens[:, 1:]  # the first is of the whole image
+        return tokens, None if real is None else real.bool(), _codes(output)
+
+    def words(self, texts: TextBatch) -> tuple[Tensor, Codes]:
+        """The last layer's tokens (n, L, width), undefined at padding, and the Codes of the texts."""
+        given = self._text_input(texts)
+        output = self.model.get_text_features(**given)
+        tokens = self._tokens(output, self.model.text_model, given)
+        if self.text.length is not None and self.text.side == "left":
+            places = torch.arange(texts.tokens.shape[1], device=tokens.device) + self.text.length
+            places = (places - texts.lengths[:, None]).clamp(max=self.text.length - 1)  # (n, L)
+            return tokens.gather(1, places[..., None].expand(-1, -1, tokens.shape[2])), _codes(output)
+        return tokens[:, : texts.tokens.shape[1]], _codes(output)
+
+    @staticmethod
+    def _tokens(output: Any, half: Any, given: dict[str, Tensor]) -> Tensor:
+        """Older versions of transformers give the vector of the item alone, so the half is computed again."""
+        tokens: Tensor = (half(**given) if isinstance(output, Tensor) else output).last_hidden_state
+        return tokens
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        """The channels of patches and of words."""
+        config = self.model.config
+        words = config.text_config.project_dim if config.model_type == "altclip" else config.text_config.hidden_size
+        return int(config.vision_config.hidden_size), int(words)
+
+    def _image_input(self, images: ImageBatch) -> dict[str, Tensor]:
+        pixels = images.pixels
+        if pixels is None:
+            raise ValueError("this matcher has an image tower and takes pixels, not features")
         if not isinstance(self.preprocess, PatchPreprocess):
             return {"pixel_values": pixels}
         if pixels.shape[1] != 1:
@@ -90,14 +125,16 @@ class DualEncoder(nn.Module):
         return {"pixel_values": patches, "pixel_attention_mask": real.long(), "spatial_shapes": grid}
 
     def encode_texts(self, texts: TextBatch) -> Codes:
+        return _codes(self.model.get_text_features(**self._text_input(texts)))
+
+    def _text_input(self, texts: TextBatch) -> dict[str, Tensor]:
         if texts.tokens.shape[1] > self.max_length:
             raise RecipeError(
                 f"a text has {texts.tokens.shape[1]} tokens, the model takes {self.max_length}; cut texts with "
                 "data.tokenizer.max_length"
             )
         tokens, mask = self.text(texts)
-        known = {} if mask is None else {"attention_mask": mask}
-        return _codes(self.model.get_text_features(input_ids=tokens, **known))
+        return {"input_ids": tokens, **({} if mask is None else {"attention_mask": mask})}
 
     def score(self, image_codes: Codes, text_codes: Codes) -> Tensor:
         return dot_scores(image_codes, text_codes)

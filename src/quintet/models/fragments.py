@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 from quintet.codes import Codes
 from quintet.data.batches import ImageBatch, TextBatch
 from quintet.errors import RecipeError, suggest
 from quintet.layers.normalize import l2norm
 from quintet.layers.regions import RegionProjection
-from quintet.layers.text import BiGRUEncoder
+from quintet.layers.text import BiGRUEncoder, WordFeatures
+
+Words = Literal["bigru", "features"]
 
 
 def encode_regions(encoder: RegionProjection, images: ImageBatch, unit: bool = True) -> Codes:
@@ -20,9 +22,24 @@ def encode_regions(encoder: RegionProjection, images: ImageBatch, unit: bool = T
     return Codes(fragments=l2norm(regions) if unit else regions, mask=images.mask, boxes=images.boxes)
 
 
-def encode_words(encoder: BiGRUEncoder, texts: TextBatch, unit: bool = True) -> Codes:
+def create_words(
+    text: Words, text_dim: int | None, vocabulary_size: int, word_dim: int, dim: int, **gru: Any
+) -> BiGRUEncoder | WordFeatures:
+    """A GRU, with what `BiGRUEncoder` takes, or a map of features of `text_dim` channels that come with the batch."""
+    check_choice("text", text, Words)
+    if text == "bigru":
+        return BiGRUEncoder(vocabulary_size, word_dim, dim, **gru)
+    if text_dim is None:
+        raise RecipeError("text='features' needs text_dim, the channels of these features")
+    return WordFeatures(text_dim, dim)
+
+
+def encode_words(encoder: BiGRUEncoder | WordFeatures, texts: TextBatch, unit: bool = True) -> Codes:
     """Words (n, L, d), of unit length by default, and their mask."""
-    words, mask = encoder(texts.tokens, texts.lengths)
+    if isinstance(encoder, WordFeatures):
+        words, mask = encoder(texts.features), texts.real()
+    else:
+        words, mask = encoder(texts.tokens, texts.lengths)
     return Codes(fragments=l2norm(words) if unit else words, mask=mask)
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-import torch
 from torch import Tensor, nn
 
 from quintet.backbones.text_encoder import SmallText, pretrained_text
@@ -17,7 +16,7 @@ from quintet.errors import RecipeError
 from quintet.layers.fragment_attention import FragmentAggregation
 from quintet.layers.normalize import l2norm, widen
 from quintet.layers.regions import RegionProjection
-from quintet.layers.text import BiGRUEncoder
+from quintet.layers.text import BiGRUEncoder, GivenWords
 from quintet.models.fragments import check_choice
 from quintet.scores import dot_score_pairs, dot_scores
 
@@ -61,10 +60,12 @@ class WordEncoder(nn.Module):
         self.linear = nn.Linear(int(words.dim), embed_dim)  # type: ignore[arg-type]
         self.aggregation = aggregation
 
-    def forward(self, tokens: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(n, L) ids and (n,) lengths -> embedding (n, d), projected words (n, L, d) and their mask (n, L)."""
-        mask = torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]  # (n, L)
-        words = self.words(tokens, lengths)  # (n, L, width), from a GRU with its mask
+    def forward(self, texts: TextBatch) -> tuple[Tensor, Tensor, Tensor]:
+        """n texts -> embedding (n, d), projected words (n, L, d) and their mask (n, L)."""
+        mask = texts.real()  # (n, L)
+        words = texts.features  # (n, L, width)
+        if words is None:
+            words = self.words(texts.tokens, texts.lengths)  # from a GRU with its mask
         projected = self.linear(words[0] if isinstance(words, tuple) else words)
         return self.aggregation(projected, mask), projected, mask
 
@@ -102,7 +103,7 @@ class HREM(nn.Module):
         return Codes(embedding=embedding)
 
     def encode_texts(self, texts: TextBatch) -> Codes:
-        embedding, words, mask = self.text_encoder(texts.tokens, texts.lengths)
+        embedding, words, mask = self.text_encoder(texts)
         embedding = _unit(embedding) if self.normalise_texts else embedding
         if self.training:
             return Codes(embedding=embedding, fragments=words, mask=mask)
@@ -145,9 +146,10 @@ def build_hrem(
 ) -> HREM:
     """HREM's two encoders; the relations among instances are in the loss `relation`.
 
-    - `text`: "bigru" (with `word_dim`), "small" (a small Transformer to train from scratch), or "hf:FOLDER" or
-      "hf:HUB_NAME" for a BERT-like encoder, which is fine-tuned: give it a learning rate of its own with an optimizer
-      group that matches "matcher.text_encoder.words.*". `text_dim` is the width of the first two (default: embed_dim).
+    - `text`: "bigru" (with `word_dim`), "small" (a small Transformer to train from scratch), "features" (words that
+      come with the batch, see the matcher `clip-tokens`), or "hf:FOLDER" or "hf:HUB_NAME" for a BERT-like encoder,
+      which is fine-tuned: give it a learning rate of its own with an optimizer group that matches
+      "matcher.text_encoder.words.*". `text_dim` is the width of the first three (default: embed_dim).
     - `text_config`, `text_pretrained=False`: make the BERT-like encoder from its configuration, without reading its
       weights; a run keeps both, so that it opens anywhere.
     - `beta`, `top`, `heads`, `hidden`, `dropout`: of the aggregation (Eq. 2 and 3), see `FragmentAggregation`.
@@ -186,5 +188,7 @@ def _words(
         return BiGRUEncoder(vocabulary_size, word_dim, dim)
     if text == "small":
         return SmallText(vocabulary_size, dim)
+    if text == "features":
+        return GivenWords(dim)
     settings: dict[str, Any] = {"config": config, "pretrained": pretrained, "trainable": True}
     return pretrained_text("hrem", text, "'bigru', 'small'", vocabulary_size, **settings)

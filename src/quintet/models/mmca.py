@@ -16,6 +16,7 @@ from quintet.errors import RecipeError
 from quintet.layers.normalize import l2norm, widen
 from quintet.layers.pooling import masked_mean
 from quintet.layers.regions import RegionProjection
+from quintet.layers.text import GivenWords
 from quintet.layers.text_cnn import TextCNN, TextNorm
 from quintet.layers.transformer_unit import Activation, Scale, TransformerUnit
 from quintet.models.fragments import check_choice
@@ -54,7 +55,7 @@ class MMCA(nn.Module):
         self,
         regions: RegionProjection,
         region_unit: TransformerUnit | None,
-        text_encoder: HuggingFaceText | SmallText,
+        text_encoder: HuggingFaceText | SmallText | GivenWords,
         words: nn.Module,
         sentence_cnn: TextCNN | None,
         cross: CrossModule | None,
@@ -192,7 +193,8 @@ def build_mmca(
       `self_attention=False` leaves the other one out: the score is alpha i1 . c1.
     - `text`: "hf:FOLDER" or "hf:HUB_NAME" for a BERT-like encoder, frozen unless `text_trainable`; or "small", one of
       `text_dim` channels, `text_layers` layers and `text_heads` heads that is trained with the rest. `text_dropout`
-      leaves a frozen encoder's dropout on in training, and gives the small one some (0.1). `text_config` and
+      leaves a frozen encoder's dropout on in training, and gives the small one some (0.1). "features": words of
+      `text_dim` channels that come with the batch (see the matcher `clip-tokens`). `text_config` and
       `text_pretrained=False` make a BERT-like encoder without reading its weights; a run keeps both, so that it opens
       anywhere.
     - `project_words`: a linear map of the encoder's outputs to `embed_dim`; False needs an encoder of that width.
@@ -219,9 +221,11 @@ def build_mmca(
     check_choice("activation", activation, Activation)
     check_choice("precision", precision, Precision)
     if text == "small":
-        text_encoder: HuggingFaceText | SmallText = SmallText(
+        text_encoder: HuggingFaceText | SmallText | GivenWords = SmallText(
             vocabulary_size, text_dim, layers=text_layers, heads=text_heads, dropout=0.1 if text_dropout else 0.0
         )
+    elif text == "features":
+        text_encoder = GivenWords(text_dim)
     else:
         settings = {"config": text_config, "pretrained": text_pretrained, "trainable": text_trainable}
         text_encoder = pretrained_text("mmca", text, "'small'", vocabulary_size, dropout=text_dropout, **settings)

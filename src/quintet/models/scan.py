@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from quintet.codes import Codes
 from quintet.data.batches import ImageBatch, TextBatch
 from quintet.layers.regions import RegionProjection
-from quintet.layers.text import BiGRUEncoder
-from quintet.models.fragments import check_choice, encode_regions, encode_words
+from quintet.layers.text import BiGRUEncoder, WordFeatures
+from quintet.models.fragments import Words, check_choice, create_words, encode_regions, encode_words
 from quintet.scores.attention import Aggregation, Norm, Precision
 from quintet.scores.cross_attention import AttentionMap, Direction, Engine, attention_map, scan_scores
 
@@ -26,7 +26,7 @@ class SCAN(nn.Module):
     def __init__(
         self,
         image_encoder: RegionProjection,
-        text_encoder: BiGRUEncoder,
+        text_encoder: BiGRUEncoder | WordFeatures,
         *,
         normalise_images: bool,
         normalise_texts: bool,
@@ -80,6 +80,8 @@ def build_scan(
     vocabulary_size: int,
     embed_dim: int = 1024,
     word_dim: int = 300,
+    text: Words = "bigru",
+    text_dim: int | None = None,
     direction: Direction = "t2i",
     norm: Norm = "clipped_l2norm",
     aggregation: Aggregation = "lse",
@@ -99,6 +101,7 @@ def build_scan(
     """SCAN from plain arguments.
 
     `relu_slope` is 0 as in the paper; the authors' code, and so their checkpoints and published numbers, use 0.1.
+    `text="features"` reads words that come with the batch, of `text_dim` channels (see the matcher `clip-tokens`).
     `dropout` hides channels of word embeddings in training, `image_dropout` those of regions; the papers have neither.
     `gru_layers`, `normalise_images` and `normalise_texts` (unit length of fragments) are for converted checkpoints.
     `precision`, `engine` and `budget` (bytes) are about speed and memory, not about the method.
@@ -112,12 +115,13 @@ def build_scan(
     """
     check_choice("direction", direction, Direction)
     check_choice("norm", norm, Norm)
+    gru: dict[str, Any] = {"bidirectional": bidirectional, "dropout": dropout, "layers": gru_layers}
     check_choice("aggregation", aggregation, Aggregation)
     check_choice("precision", precision, Precision)
     check_choice("engine", engine, Engine)
     return SCAN(
         RegionProjection(image_dim, embed_dim, dropout=image_dropout),
-        BiGRUEncoder(vocabulary_size, word_dim, embed_dim, bidirectional, dropout=dropout, layers=gru_layers),
+        create_words(text, text_dim, vocabulary_size, word_dim, embed_dim, **gru),
         normalise_images=normalise_images,
         normalise_texts=normalise_texts,
         direction=direction,

@@ -131,9 +131,9 @@ def complete_model(recipe: Recipe, data: TrainingData, tokenizer: Tokenizer) -> 
     if isinstance(text, str) and text.startswith("hf:"):
         facts["text_config"] = text_encoder_config(text.removeprefix("hf:"))  # the run then opens without that folder
     name = recipe.matcher.name
-    if isinstance(source := recipe.matcher.arguments.get("source"), str) and name == "clip":
+    if isinstance(source := recipe.matcher.arguments.get("source"), str) and "source" in MODELS.parameters(name):
         facts |= _source_facts(source, tokenizer)
-    elif name == "clip":
+    elif "end_token" in MODELS.parameters(name):
         facts["end_token"] = tokenizer.ids("a")[-1]
     return {"name": name, "arguments": MODELS.complete(name, recipe.matcher.arguments, facts)}
 
