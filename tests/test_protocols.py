@@ -21,6 +21,7 @@ SIZES: dict[str, dict[str, Any]] = defaultdict(
     lambda: {"vocabulary_size": 10, "image_dim": 8, "embed_dim": 16},
     heads={"vocabulary_size": 30_522, "image_dim": 8, "embed_dim": 16},
     clip={"vocabulary_size": 10, "config": SMALL_CLIP},
+    **{"clip-tokens": {"vocabulary_size": 10, "config": SMALL_CLIP}},
 )
 ABILITIES = {
     "vse++": {"HasEmbedding"},
@@ -32,6 +33,7 @@ ABILITIES = {
     "dual-path": {"HasEmbedding", "HasImageFeatures", "UsesPositionNoise"},
     "heads": {"HasEmbedding", "HasFrozenText"},
     "clip": {"HasEmbedding", "HasLogitScale", "ReadsPixels"},
+    "clip-tokens": {"HasFrozenText", "ReadsPixels"},  # and those of its method
 }
 OF_MATCHERS = (
     "ReadsPixels",

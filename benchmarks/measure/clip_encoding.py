@@ -4,9 +4,9 @@
     python -m benchmarks.measure.clip_encoding --device cuda --batches 50
 
 The model has the sizes of CLIP ViT-B/32 and random weights: time does not depend on training. Four comparisons:
-prepared pixels, prepared token ids, image files from disk (bare: the model's own processor, then the model), and strings
-(bare: the model's own tokenizer, then the model). Each is repeated, ours and bare in turn. Shares are of elapsed time,
-and of the CPU time of this process, which other programs on the machine disturb least.
+prepared pixels, prepared token ids, image files from disk (bare: the model's own processor, then the model), and
+strings (bare: the model's own tokenizer, then the model). Each is repeated, ours and bare in turn. Shares are of
+elapsed time, and of the CPU time of this process, which other programs on the machine disturb least.
 Writes benchmarks/results/clip_encoding_DEVICE.json.
 """
 

@@ -24,6 +24,7 @@ MORE: dict[str, dict[str, Any]] = {
     "mmca": {"heads": 2, "text_dim": 4, "filters": 5},
     "dual-path": {"text_layout": "small", "text_width": 2},
     "clip": {"config": SMALL_CLIP, "end_token": 3},
+    "clip-tokens": {"config": SMALL_CLIP, "end_token": 3, "arguments": {"embed_dim": 6}, "image_dim": None},
 }
 
 
