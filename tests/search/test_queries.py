@@ -12,7 +12,7 @@ import quintet
 from quintet.data.vocabulary import WordVocabulary
 from quintet.data.wordpiece import WordPiece
 from quintet.search import SearchError
-from quintet.search.queries import NEAR, Spread, chance_distance, combined, near_duplicates, strange_words
+from quintet.search.queries import NEAR, PAIRS, Spread, combined, near_distance, near_duplicates, strange_words
 from quintet.search.searcher import Searcher
 
 RNG = np.random.default_rng(0)
@@ -42,16 +42,26 @@ def test_parts_count_by_their_deviations_and_not_by_the_size_of_their_scores() -
 def test_near_duplicates_belong_to_the_best_of_them() -> None:
     rows = RNG.normal(size=(40, 3))
     rows[7], rows[20], rows[33] = rows[2] + 1e-3, rows[2], rows[5]
-    distance = chance_distance(rows)
+    distance = near_distance(rows)
     pairs = [((a - b) ** 2).sum() for a in rows for b in rows]
-    assert distance == pytest.approx(np.mean(pairs))
+    assert distance == pytest.approx(NEAR * np.mean(pairs))
     expected, kept = [], list[int]()
     for number, row in enumerate(rows):
-        same = [first for first in kept if ((rows[first] - row) ** 2).sum() <= NEAR * distance]
+        same = [first for first in kept if ((rows[first] - row) ** 2).sum() <= distance]
         kept += [] if same else [number]
         expected.append(same[0] if same else number)
     assert near_duplicates(rows, distance) == expected
     assert (expected[7], expected[20], expected[33]) == (2, 2, 5)
+
+
+def test_a_run_that_tells_few_images_apart_hides_only_the_nearest_pairs() -> None:
+    rows = np.concatenate([RNG.normal(size=(60, 3)) * 1e-3, 5 + RNG.normal(size=(60, 3)) * 1e-3])
+    pairs = sorted(float(((rows[a] - rows[b]) ** 2).sum()) for a in range(120) for b in range(a))
+    limit = near_distance(rows)
+    assert limit == pytest.approx(pairs[PAIRS * 120])
+    assert limit < NEAR * np.mean(pairs)
+    copies = np.repeat(rows[:6], 20, axis=0)
+    assert near_duplicates(copies, near_distance(copies)) == [20 * (row // 20) for row in range(120)]
 
 
 def test_words_that_a_tokenizer_has_only_in_pieces_are_strange() -> None:

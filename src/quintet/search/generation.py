@@ -19,7 +19,7 @@ from quintet.search import StaleIndex
 from quintet.search.encoder import Encoder
 from quintet.search.index_folder import Manifest
 from quintet.search.items import KINDS, Entry, ItemDatabase, Kind
-from quintet.search.queries import SAMPLE, chance_distance
+from quintet.search.queries import SAMPLE, near_distance
 from quintet.search.stores import Store, Where, open_store
 from quintet.search.stores.choice import is_own, store_address
 from quintet.search.vector_search import VectorSearch, read_index
@@ -83,9 +83,9 @@ class Generation:
                 self._samples[kind] = self.vectors(kind, chosen)
             return self._samples[kind]
 
-    def chance_distance(self, kind: Kind) -> float:
+    def near_distance(self, kind: Kind) -> float:
         if kind not in self._distances:
-            self._distances[kind] = chance_distance(self.sample(kind))
+            self._distances[kind] = near_distance(self.sample(kind))
         return self._distances[kind]
 
     def vectors(self, kind: Kind, rows: np.ndarray) -> np.ndarray:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 MAX_WORDS = 500  # of a query; a text has some twenty, and the time of a search grows with the words
 SAMPLE = 512  # items whose scores say how those of a query are spread
 NEAR = 0.1  # near-duplicates: their squared distance, as a share of that of two items by chance
+PAIRS = 3  # so many times as many pairs as there are items may be near-duplicates
 COMPARED = 1000  # results whose vectors are compared for it
 LESS = 0.5  # weight of what an image should not show, beside 1 for what it should
 
@@ -86,24 +87,35 @@ def combined(parts: Sequence[tuple[float, np.ndarray]], sample: np.ndarray) -> t
     return vector.astype(np.float32), offset
 
 
-def chance_distance(sample: np.ndarray) -> float:
-    """The mean squared distance of two items by chance."""
-    return 2 * float(sample.astype(np.float64).var(axis=0).sum())
+def near_distance(sample: np.ndarray) -> float:
+    """The squared distance up to which two items are near-duplicates: a share of that of two by chance.
+
+    A run that tells few images apart has most of them close together: the nearest pairs are near-duplicates then.
+    """
+    limit = NEAR * 2 * float(sample.astype(np.float64).var(axis=0).sum())
+    pairs = _squared_distances(sample)[np.triu_indices(len(sample), 1)]
+    most = PAIRS * len(sample)
+    return limit if len(pairs) <= most else min(limit, float(np.partition(pairs, most)[most]))
+
+
+def _squared_distances(vectors: np.ndarray) -> np.ndarray:
+    """(n, n)."""
+    rows = vectors.astype(np.float64)
+    products = rows @ rows.T
+    squares = products.diagonal()
+    return np.maximum(squares[:, None] + squares - 2 * products, 0)
 
 
 def near_duplicates(vectors: np.ndarray, distance: float) -> list[int]:
-    """For each row, best first, the number of the first row that it nearly equals, or its own.
+    """For each row, best first, the number of the first row no further than this squared distance, or its own.
 
-    >>> near_duplicates(np.array([[0.0, 1.0], [1.0, 0.0], [0.0, 0.9]]), distance=2.0)
+    >>> near_duplicates(np.array([[0.0, 1.0], [1.0, 0.0], [0.0, 0.9]]), distance=0.2)
     [0, 1, 0]
     """
-    rows = vectors.astype(np.float64)
-    products = rows @ rows.T  # (n, n)
-    squares = products.diagonal()
-    apart = squares[:, None] + squares - 2 * products
-    near = np.tril(apart <= NEAR * distance + 1e-12 * squares.max(initial=0), -1)  # rounding; to better ones only
-    first = np.arange(len(rows))
+    rounding = 1e-12 * float((vectors.astype(np.float64) ** 2).sum(axis=1).max(initial=0))
+    near = np.tril(_squared_distances(vectors) <= distance + rounding, -1)  # to better ones only
+    first = np.arange(len(vectors))
     for number in np.flatnonzero(near.any(axis=1)):
-        same = np.flatnonzero(near[number] & (first == np.arange(len(rows))))
+        same = np.flatnonzero(near[number] & (first == np.arange(len(vectors))))
         first[number] = same[0] if len(same) else number
     return list(first.tolist())

@@ -454,7 +454,7 @@ class Searcher:
         if kind != "image" or len(found) < 2:
             return [[each] for each in found]
         rows = np.array([entry.row for entry, _ in found[:COMPARED]], dtype=np.int64)
-        first = near_duplicates(self._opened.vectors(kind, rows), self._opened.chance_distance(kind))
+        first = near_duplicates(self._opened.vectors(kind, rows), self._opened.near_distance(kind))
         groups: dict[int, list[_Found]] = {}
         for number, each in enumerate(found):
             groups.setdefault(first[number] if number < len(first) else number, []).append(each)
