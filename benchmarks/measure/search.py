@@ -146,7 +146,7 @@ def make_run(index: Path, dim: int) -> Any:
         image_input={"kind": "pixels"},
     )
     run = load(index / "run", device="cpu")
-    keep_run(index, run)
+    keep_run(index, run, {})
     return run
 
 

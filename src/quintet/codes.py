@@ -14,7 +14,7 @@ from quintet.errors import QuintetError
 from quintet.files import atomic_write, user_path
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Codes:
     """n items as an embedding each, as a set of fragments each, or both.
 
@@ -42,6 +42,13 @@ class Codes:
         """The parts that are present, by name."""
         named = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: tensor for name, tensor in named.items() if tensor is not None}
+
+    def __repr__(self) -> str:
+        """
+        >>> Codes(embedding=torch.eye(3))
+        Codes(embedding (3, 3))
+        """
+        return f"Codes({', '.join(f'{name} {tuple(tensor.shape)}' for name, tensor in self.tensors().items())})"
 
     def __len__(self) -> int:
         return len(next(iter(self.tensors().values())))
