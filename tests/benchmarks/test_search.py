@@ -21,4 +21,4 @@ def test_an_index_is_measured_and_finds_what_comparing_everything_finds(kind: st
     finally:
         torch.set_num_threads(threads)
     assert (built["kind"], found["recall"]) == (kind, 1.0)
-    assert found["ratio_p50"] > 0 and found["end_to_end_ratio_p50"] > 0
+    assert min(found["ratio_p50"], found["end_to_end_ratio_p50"]) > 0
