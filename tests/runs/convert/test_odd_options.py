@@ -266,7 +266,9 @@ def test_hrem(tmp_path: Path, dim: int, heads: int, weight: float, no_imgnorm: b
     parts = [images.state_dict(), texts.state_dict()]
     counts = (5, 3)
     regions, mask = torch.randn(2, 5, IMAGE), torch.arange(5) < torch.tensor(counts)[:, None]
-    found = scores(run_of("hrem", tmp_path, parts, {"bert_heads": 4}, **options), regions, mask)
+    matcher = run_of("hrem", tmp_path, parts, {"bert_heads": 4}, **options)
+    assert matcher.image_encoder.aggregation.layer.dropout.p == 0.3, "for those who train on"
+    found = scores(matcher, regions, mask)
     for i, t in itertools.product(range(2), range(3)):
         with torch.no_grad():
             v = images.double()(regions[i, : counts[i]].double(), weight, no_imgnorm)
