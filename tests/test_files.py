@@ -10,11 +10,14 @@ import pytest
 
 from quintet.errors import CorpusError, QuintetError
 from quintet.files import (
+    MARK,
     atomic_write,
     begin_folder,
+    check_output,
     checksums,
     file_checksum,
     header_format,
+    output_text,
     read_bytes,
     read_header,
     read_json,
@@ -249,3 +252,39 @@ def test_checksums_notice_any_change(tmp_path: Path) -> None:
     (tmp_path / "a").unlink()
     with pytest.raises(QuintetError, match="does not exist"):
         verify_checksums(tmp_path, sums, "make it again")
+
+
+@pytest.mark.parametrize("kind", ["link", "folder", "FIFO"])
+def test_only_files_are_replaced(tmp_path: Path, kind: str) -> None:
+    path, other = tmp_path / "result.json", tmp_path / "other"
+    other.write_text("mine")
+    {"link": lambda: path.symlink_to(other), "folder": path.mkdir, "FIFO": lambda: os.mkfifo(path)}[kind]()
+    before = path.lstat()
+    with pytest.raises(QuintetError, match="does not replace"):
+        write_text(path, "new")
+    assert (path.lstat().st_ino, other.read_text()) == (before.st_ino, "mine")
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["other", "result.json"]
+
+
+def test_a_failure_leaves_no_folder_that_was_made_for_the_file(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        write_and_fail(tmp_path / "a" / "b" / "file.txt", KeyboardInterrupt())
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("content", [b"", b"mine", b'{"format": "mine"}', b"\xff" * 5000, b" " * 5000 + MARK.encode()])
+def test_an_output_of_somebody_else_is_not_replaced(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "page.html"
+    path.write_bytes(content)
+    with pytest.raises(QuintetError, match="is in the way"):
+        output_text(path, f"<!-- {MARK} -->")
+    assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize("content", [f"<!-- {MARK} -->", '{\n  "format": "quintet-result"\n}'])
+def test_an_output_of_ours_is_replaced_unless_it_is_a_link(tmp_path: Path, content: str) -> None:
+    for _ in range(2):
+        output_text(tmp_path / "page.html", content)
+    (tmp_path / "link").symlink_to("page.html")
+    with pytest.raises(QuintetError, match="is in the way"):
+        check_output(tmp_path / "link")

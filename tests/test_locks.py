@@ -38,6 +38,16 @@ def kill(process: subprocess.Popen[str]) -> None:
     process.wait()
 
 
+def test_a_lock_is_on_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A power failure leaves no lock that is cut short, which nobody would know as one."""
+    done: list[str] = []
+    for name in ("fsync", "link"):
+        real = getattr(os, name)
+        monkeypatch.setattr(os, name, lambda *given, name=name, real=real: (done.append(name), real(*given)))
+    with folder_lock(tmp_path, "training"):
+        assert done == ["fsync", "link"]
+
+
 def test_nothing_is_left_after_release(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     with folder_lock(tmp_path / "run", "training"):

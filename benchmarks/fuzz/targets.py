@@ -36,6 +36,7 @@ from quintet.codes import Codes
 from quintet.data.corpus import Corpus
 from quintet.data.feature_store import FeatureStore, WordFeatures, write_word_features
 from quintet.data.formats import get_format, parse_options
+from quintet.data.formats.assembly import ImageFolder
 from quintet.data.images import image_header, open_image, thumbnail
 from quintet.data.negatives import NegativeLists
 from quintet.data.photo_formats import load_decoders
@@ -233,7 +234,7 @@ def imports(made: Material, folder: Path) -> list[Parser]:
         reader = get_format(format)
         parsed = parse_options(reader, options)
         if reader.needs_out:
-            parsed["out"] = folder / f"{len(parsers)}-out"
+            parsed["out"] = ImageFolder(folder / f"{len(parsers)}-out")
         at = top if (top / file).suffix not in (".tar", ".tgz") else top / file
         parsers.append(at_file(top / file, lambda: reader.read(at, **parsed), *seeds))
 

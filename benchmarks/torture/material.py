@@ -125,10 +125,8 @@ def mine(run: Path, corpus: Path, out: Path) -> None:
     quintet.mine(run, corpus, top_texts=20, top_images=5, out=out, device="cpu")
 
 
-def index(run: Path, images: Path, out: Path, store: str = "exact", overwrite: bool = False) -> Any:
-    return quintet.build_index(
-        run, images, out, store=store, batch_size=2, workers=1, device="cpu", overwrite=overwrite
-    )
+def index(run: Path, images: Path, out: Path, store: str = "exact", **options: Any) -> Any:
+    return quintet.build_index(run, images, out, store=store, batch_size=2, workers=1, device="cpu", **options)
 
 
 # What they made, as a checksum; raises as a person would see it

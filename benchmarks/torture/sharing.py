@@ -98,7 +98,7 @@ def _build_other(made: Material, at: Path) -> Any:
 
 def _rebuild(made: Material, at: Path, turns: int) -> None:
     for turn in range(turns):
-        material.index(made.run, [made.corpus, made.images][turn % 2], at)
+        material.index(made.run, [made.corpus, made.images][turn % 2], at, prune=True)
 
 
 def _read_often(at: Path, values: list[Any], seconds: float) -> int:

@@ -1,7 +1,8 @@
-"""Atomic writes, validated reads, checksums, and folders that say in a header file what they are.
+"""Atomic writes, validated reads, checksums, and what shows that a file or folder is Quintet's own.
 
 A folder that Quintet writes has a header, such as corpus.json, whose "format" names its kind. `begin_folder` refuses to
-overwrite files of others and marks the folder as unfinished; the final header is written last.
+overwrite files of others and marks the folder as unfinished; the final header is written last. Pages, figures, tables
+and results, which people put where they like, say so themselves (`write_output`).
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ T = TypeVar("T")
 UNFINISHED = "-unfinished"  # added to the format in a header while its folder is written
 
 LARGEST_JSON = 2**30  # bytes of a JSON file, and of a line of a JSONL file
+MARK = "quintet-output"  # at the beginning of what `write_output` writes; JSON has a "format" of Quintet instead
+_MARKED = re.compile(rb'"format": "quintet-|' + MARK.encode())
 _TEMPORARY = re.compile(r"\.(.+)\.[a-z0-9_]{8}\.partial")  # what `atomic_write` writes to
 
 # The umask can only be read by setting it, for the whole process: once, before there are threads.
@@ -53,7 +56,9 @@ def atomic_write(path: Path | str, *, sync: bool = True) -> Iterator[Path]:
     """
     path = user_path(path)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if os.path.lexists(path) and not stat.S_ISREG(path.lstat().st_mode):
+            raise QuintetError(f"{path} is a link, a folder or a device, which Quintet does not replace; move it away")
+        made = make_folder(path.parent)
         handle, temporary = temporary_file(path)
     except OSError as error:
         raise QuintetError(f"could not write {path}: {error.strerror or error}") from error
@@ -76,6 +81,24 @@ def atomic_write(path: Path | str, *, sync: bool = True) -> Iterator[Path]:
         raise
     finally:
         os.close(handle)
+        remove_empty(made)
+
+
+def make_folder(folder: Path) -> list[Path]:
+    """Make a folder and those that it lies in; which were made, for `remove_empty` where nothing comes into them."""
+    made = [each for each in (folder, *folder.parents) if not each.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except BaseException:
+        remove_empty(made)
+        raise
+    return made
+
+
+def remove_empty(folders: Iterable[Path]) -> None:
+    for folder in folders:
+        with suppress(OSError):
+            folder.rmdir()
 
 
 def temporary_file(path: Path) -> tuple[int, Path]:
@@ -108,6 +131,30 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
+@contextmanager
+def write_output(path: Path | str) -> Iterator[Path]:
+    """`atomic_write` of a page, figure, table or result, which does not replace what Quintet did not write."""
+    check_output(path)
+    with atomic_write(path) as temporary:
+        yield temporary
+
+
+def check_output(path: Path | str) -> None:
+    """Raise where somebody else's file has the path of an output. Its first bytes say who wrote it."""
+    path = user_path(path)
+    try:
+        if not os.path.lexists(path):
+            return
+        with open_regular(path) as file:
+            ours = _MARKED.search(file.read(4096)) and not path.is_symlink()
+    except (OSError, ValueError) as error:
+        raise QuintetError(f"could not write {path}: {getattr(error, 'strerror', None) or error}") from error
+    if not ours:
+        raise QuintetError(
+            f"{path} is in the way: Quintet did not write it and does not replace it; move it, or choose another name"
+        )
+
+
 def write_synced(file: FileIO, data: bytes) -> None:
     """Append to an unbuffered file and sync it. After a failed write, nothing of it comes later."""
     rest = memoryview(data)
@@ -122,7 +169,17 @@ def write_text(path: Path | str, text: str) -> None:
 
 
 def write_json(path: Path | str, value: Any) -> None:
-    write_text(path, json.dumps(value, ensure_ascii=False, indent=2) + "\n")
+    write_text(path, json_text(value))
+
+
+def json_text(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=2) + "\n"
+
+
+def output_text(path: Path | str, text: str) -> None:
+    """`write_output` of a text, which has the mark or a format of Quintet in its beginning."""
+    with write_output(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
 def open_regular(path: Path | str) -> BufferedReader:

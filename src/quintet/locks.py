@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from quintet.errors import QuintetError
-from quintet.files import remove_partials, temporary_file, user_path
+from quintet.files import make_folder, remove_empty, remove_partials, temporary_file, user_path
 
 FORMAT = "quintet-lock"
 _LARGEST = 10_000  # bytes of a lock file
@@ -32,12 +32,12 @@ def folder_lock(folder: Path | str, doing: str, name: str = "lock") -> Iterator[
     is removed on release, and so are folders that were made for it and stayed empty.
     """
     folder = user_path(folder)
-    made = [each for each in (folder, *folder.parents) if not each.exists()]
+    made: list[Path] = []
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        made = make_folder(folder)
         handle = _acquire(folder / name, doing)
     except BaseException as error:
-        _remove_empty(made)
+        remove_empty(made)
         if isinstance(error, OSError):
             raise QuintetError(f"could not write to {folder}: {error.strerror or error}") from error
         raise
@@ -49,7 +49,7 @@ def folder_lock(folder: Path | str, doing: str, name: str = "lock") -> Iterator[
             (folder / name).unlink()
         _held.discard(handle)
         os.close(handle)
-        _remove_empty(made)
+        remove_empty(made)
 
 
 def _acquire(path: Path, doing: str) -> int:
@@ -68,6 +68,7 @@ def _create(path: Path, doing: str) -> int | None:
     handle, temporary = temporary_file(path)
     try:
         os.write(handle, json.dumps(_content(doing)).encode())
+        os.fsync(handle)  # or a power failure leaves a lock that nobody knows
         os.link(temporary, path)
     except BaseException as error:
         temporary.unlink(missing_ok=True)
@@ -117,12 +118,6 @@ def _holder(content: bytes) -> str | None:
         return f"{head['doing']}, process {head['process']} on {head['host']} since {head['since']}"
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
-
-
-def _remove_empty(folders: list[Path]) -> None:
-    for folder in folders:
-        with suppress(OSError):
-            folder.rmdir()
 
 
 def _close_in_child() -> None:

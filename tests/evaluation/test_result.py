@@ -84,3 +84,13 @@ def test_the_command_is_recorded_without_the_place_of_the_program(
     assert provenance()["command"] == "quintet evaluate 'runs/a b'"
     monkeypatch.setattr(sys, "argv", ["benchmarks/flickr8k.py", "--list"])
     assert provenance()["command"] == "benchmarks/flickr8k.py --list"
+
+
+def test_results_and_ranks_of_somebody_else_are_not_replaced(result: Result, tmp_path: Path) -> None:
+    for save, path in ((result.save, tmp_path / "a.json"), (result.save_ranks, tmp_path / "a.npz")):
+        save(path)
+        save(path)
+        path.write_bytes(b'{"mine": 1}')
+        with pytest.raises(QuintetError, match="is in the way"):
+            save(path)
+        assert path.read_bytes() == b'{"mine": 1}'

@@ -362,3 +362,31 @@ def test_hostile_settings_are_an_error(corpus: Corpus, weights: Path, name: str,
     (corpus.root / "features" / name).write_text(content)
     with pytest.raises(QuintetError, match="json"):
         extract(corpus, weights)
+
+
+@pytest.mark.parametrize("name", ["diary.txt", "journal.jsonl", "features.npy", "manifest.json", "link"])
+def test_a_folder_of_somebody_else_is_not_taken_for_an_extraction(corpus: Corpus, weights: Path, name: str) -> None:
+    partial, photo = corpus.root / "features" / ".f.partial", corpus.root / "photo.png"
+    partial.mkdir(parents=True)
+    photo.write_bytes(b"mine")
+    if name == "link":
+        (partial / "boxes.npy").symlink_to(photo)
+    else:
+        (partial / name).write_bytes(b"mine")
+    with pytest.raises(CorpusError, match="no extraction makes"):
+        extract(corpus, weights)
+    assert [path.read_bytes() for path in (photo, *partial.iterdir())] == [b"mine"] * 2
+    assert [path.name for path in partial.parent.iterdir()] == [partial.name]
+
+
+def test_an_extraction_that_cannot_begin_leaves_nothing(
+    corpus: Corpus, weights: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feature_job, "_make_array", fails)
+    with pytest.raises(CorpusError, match="No space"):
+        extract(corpus, weights)
+    assert not (corpus.root / "features").exists()
+
+
+def fails(*_: object) -> None:
+    raise OSError(28, "No space left on device")

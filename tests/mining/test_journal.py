@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quintet.errors import QuintetError
-from quintet.mining.journal import Journal
+from quintet.mining.journal import Journal, remove_journal
 
 
 def test_what_is_left_to_do(tmp_path: Path) -> None:
@@ -66,3 +66,21 @@ def test_a_hostile_head_is_an_error(tmp_path: Path, content: str) -> None:
     (tmp_path / "journal.json").write_text(content)
     with pytest.raises(QuintetError, match=r"journal\.json"):
         Journal(tmp_path, {})
+
+
+@pytest.mark.parametrize("name", ["journal.json", "beginning.npz", "images-000000000-000000024.npz", "notes.txt"])
+def test_a_folder_of_somebody_else_is_neither_used_nor_removed(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"mine")
+    with pytest.raises(QuintetError, match="journal"):
+        Journal(tmp_path, {"top": 3})
+    remove_journal(tmp_path)
+    assert (tmp_path / name).read_bytes() == b"mine"
+
+
+def test_a_journal_that_was_removed_in_part_is_still_one(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, {"top": 3})
+    journal.write(slice(0, 4), {"rows": np.arange(4)})
+    (tmp_path / ".journal.json.abcdefgh.partial").write_text("{")
+    (tmp_path / "images-000000000-000000004.npz").unlink()
+    Journal(tmp_path, {"top": 3}).remove()
+    assert not tmp_path.exists()

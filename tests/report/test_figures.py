@@ -220,3 +220,14 @@ def test_styles_come_back_late() -> None:
     styles = list(itertools.islice(series_styles(), 49))
     assert len({(colour, marker) for colour, _, marker in styles}) == 49
     assert len({(colour, dashes) for colour, dashes, _ in styles}) == 28
+
+
+@pytest.mark.parametrize("form", ["svg", "png"])
+def test_a_figure_replaces_a_figure_and_nothing_of_somebody_else(tmp_path: Path, form: str) -> None:
+    figure = draw_word_means(["red"], [0.2], [4])
+    for _ in range(2):
+        (path,) = save_figure(figure, tmp_path / "figure", (form,))
+    path.write_bytes(b"<svg/>")
+    with pytest.raises(QuintetError, match="is in the way"):
+        save_figure(figure, tmp_path / "figure", (form,))
+    assert path.read_bytes() == b"<svg/>"

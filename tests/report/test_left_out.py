@@ -23,3 +23,11 @@ def test_parts_that_cannot_be_made_are_told_with_their_reason(monkeypatch: pytes
     page = html_report.make_report(material, tmp_path, left_out=left_out)
     assert left_out == {"curves": "figures need matplotlib"}
     assert "figures need matplotlib" in page.read_text()
+
+
+@pytest.mark.parametrize("name", ["index.html", "report.json"])
+def test_a_page_of_somebody_else_is_not_replaced(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(QuintetError, match="is in the way"):
+        html_report.make_report(SimpleNamespace(), tmp_path)  # type: ignore[arg-type]
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(name, "mine")]

@@ -14,6 +14,8 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import nn
 
 from quintet import distributed
@@ -170,3 +172,24 @@ def test_what_is_shared_out_is_saved_whole_and_resumed_in_parts(tmp_path: Path) 
         assert {n for n in got if n.startswith(kinds)} == {n for n in wanted if n.startswith(kinds)}
         for entry in (n for n in wanted if n.startswith(kinds)):
             torch.testing.assert_close(got[entry], wanted[entry], msg=entry)
+
+
+def test_the_same_tensors_are_the_same_bytes(tmp_path: Path) -> None:
+    written = set()
+    for _ in range(20):
+        save_tensors(tmp_path / "a.safetensors", {"b": torch.ones(2), "a": torch.zeros(3)}, {"epoch": 1, "z": 2})
+        written.add((tmp_path / "a.safetensors").read_bytes())
+    assert len(written) == 1
+
+
+def test_the_checksum_of_earlier_versions_is_still_compared(tmp_path: Path) -> None:
+    save_tensors(tmp_path / "a.safetensors", {"a": torch.zeros(3)}, {"epoch": 1})
+    with safe_open(tmp_path / "a.safetensors", framework="pt") as file:
+        value = file.metadata()["quintet"]
+    for crc, told in ((value[:8], False), ("00000000", True)):
+        save_file({"a": torch.zeros(3)}, tmp_path / "b.safetensors", metadata={"quintet": value[8:], "crc32": crc})
+        if told:
+            with pytest.raises(RunError, match="damaged"):
+                load_tensors(tmp_path / "b.safetensors")
+        else:
+            assert load_tensors(tmp_path / "b.safetensors")[1] == {"epoch": 1}

@@ -86,7 +86,7 @@ def test_a_tower_that_differs_is_not_written(make_run: Any, tmp_path: Path, monk
     monkeypatch.setattr(module, "_difference", lambda *_: float("nan"))
     with pytest.raises(QuintetError, match="differs from torch"):
         export_onnx(load(make_run("vse++")), tmp_path / "onnx")
-    assert list((tmp_path / "onnx").iterdir()) == []
+    assert not (tmp_path / "onnx").exists()
 
 
 def test_plain_attention_is_torchs() -> None:
@@ -98,3 +98,21 @@ def test_plain_attention_is_torchs() -> None:
     expected, _ = attention(x, x, x, key_padding_mask=masked, need_weights=False)
     found, _ = PlainAttention(attention)(x, x, x, key_padding_mask=masked, need_weights=False)
     torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("name", ["images.onnx", "tokenizer.json", "towers.json"])
+def test_files_of_somebody_else_are_not_replaced(make_run: Any, tmp_path: Path, name: str) -> None:
+    out = tmp_path / "towers"
+    out.mkdir()
+    (out / name).write_bytes(b"mine")
+    with pytest.raises(QuintetError, match="is in the way"):
+        export_onnx(load(make_run("vse++")), out)
+    assert [(path.name, path.read_bytes()) for path in out.iterdir()] == [(name, b"mine")]
+
+
+def test_an_export_is_replaced_by_the_next(make_run: Any, tmp_path: Path) -> None:
+    run = load(make_run("vse++"))
+    for _ in range(2):
+        export_onnx(run, tmp_path / "towers")
+    names = {"towers.json", "tokenizer.json", "images.onnx", "texts.onnx"}
+    assert {path.name for path in (tmp_path / "towers").iterdir()} == names

@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import tarfile
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,15 @@ from typer.testing import CliRunner
 
 from quintet.cli.main import app
 from quintet.errors import QuintetError
+from quintet.runs.run import load
 from quintet.search import SearchError, StoreError
 from quintet.search.encoded import ImageEncoder
 from quintet.search.index_folder import Manifest
 from quintet.search.indexing import BuildReport, build_index
+from quintet.search.items import ItemDatabase
 from quintet.search.searcher import Searcher
 from quintet.search.stores import open_store
+from quintet.search.vectors import announce
 from quintet.serve.decoder import Decoders
 from quintet.serve.thumbnails import Thumbnails
 
@@ -233,12 +237,34 @@ def test_what_the_index_made_itself_is_still_removed(
     build(pixel_vse, pictures, index)
     killed = index / "runs" / ("c" * 64)
     killed.mkdir()
+    with closing(ItemDatabase.open_writer(index / "items.sqlite")) as database, database.transaction():
+        announce(database, [f"runs/{killed.name}/{name}" for name in ("model.json", "weights.safetensors")])
     for name in ("model.json", ".weights.safetensors.abcd1234.partial"):
         (killed / name).write_text("{}")
     build(make_run("vse++", seed=9, word_dim=6, pixels=True), pictures, index, overwrite=True)
     assert not list(index.glob(".*"))
     assert len(list((index / "runs").iterdir())) == 1
     assert [path.name for path in (index / "vectors").iterdir()] == ["image-2-run0-embedding.bin"]
+
+
+def test_weights_that_the_index_does_not_know_are_somebody_elses(
+    pixel_vse: Path, make_run: Any, pictures: Path, index: Path
+) -> None:
+    build(pixel_vse, pictures, index)
+    other = make_run("vse++", seed=9, word_dim=6, pixels=True)
+    mine = [index / "runs" / ("d" * 64) / "weights.safetensors", index / "towers" / ("d" * 64) / "config.json"]
+    mine.append(index / "runs" / load(other, device="cpu").weights_checksum / "model.json")
+    for path in mine:
+        path.parent.mkdir(parents=True)
+        path.write_bytes(b"mine")
+    with pytest.raises(SearchError, match="is in the way"):
+        build(other, pictures, index, overwrite=True)
+    build(pixel_vse, pictures, index)
+    assert [path.read_bytes() for path in mine] == [b"mine"] * 3
+    mine[2].unlink()
+    build(other, pictures, index, overwrite=True)
+    build(pixel_vse, pictures, index, overwrite=True)
+    assert [path.read_bytes() for path in mine[:2]] == [b"mine"] * 2
 
 
 def test_links_in_an_index_are_not_followed(

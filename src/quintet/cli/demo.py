@@ -50,11 +50,15 @@ def demo_command(
     searches that work, one that fails and why, and where each word looks. The time is for two CPU cores. A demo that
     was stopped goes on with the same command.
     """
-    from quintet.files import read_json
+    from quintet.files import check_folder, check_output, read_json
     from quintet.training.recipe import load_recipe
 
-    options = {"recipe": recipe, "scenes": scenes, "seed": seed}
+    options = {"format": "quintet-demo", "recipe": recipe, "scenes": scenes, "seed": seed}
     begun = out / "demo.json"
+    check_folder(out, begun.name, "quintet-demo", ())
+    for name in ("page.html", "result-*.json"):
+        for path in out.glob(name):
+            check_output(path)
     goes_on = begun.is_file() and not (out / "page.html").exists() and read_json(begun) == options
     if not goes_on and ((out / "run").exists() or (out / "corpus").exists()):
         raise QuintetError(f"{out} holds an earlier demo; remove it, or choose another folder with --out")

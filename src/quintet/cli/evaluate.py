@@ -107,7 +107,11 @@ def evaluate_command(
         check_run(run)
 
     from quintet.data.corpus import Corpus
+    from quintet.files import check_output
 
+    for file in (out, ranks):
+        if file is not None:
+            check_output(file)
     opened = Corpus.open(corpus or default_corpus(every))
     opened.split(split or default_split(every, opened.splits))  # mistakes are answered before torch is imported
 

@@ -36,13 +36,14 @@ from quintet.evaluation.scoring import Member, member_scores, whole_tiles
 from quintet.evaluation.significance import Difference, Interval, bootstrap_intervals, paired_test  # noqa: F401
 from quintet.evaluation.special_samples import negative_means, special_samples
 from quintet.evaluation.split_protocols import chance_of_parts, find_protocol, metrics_of_parts, rank_split
-from quintet.files import write_json
+from quintet.files import json_text, output_text
 from quintet.protocols import evaluation_mode
 from quintet.runs.encoding import Progress, reported
 from quintet.runs.run import Run, as_run
 from quintet.runs.run_folder import default_corpus, default_split
 
 PAIRED_RESAMPLES = 10_000
+SEVERAL = "quintet-results"  # the format of several in one file
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,13 @@ class Evaluation(Result):
                 label: {"resamples": PAIRED_RESAMPLES, **{name: value.to_json() for name, value in found.items()}}
                 for label, found in self.comparisons.items()
             }
-            report = {"results": results, "comparisons": comparisons, "provenance": made}
+            report = {
+                "format": SEVERAL,
+                "version": 1,
+                "results": results,
+                "comparisons": comparisons,
+                "provenance": made,
+            }
         if self.human_agreement:
             report["human_agreement"] = {name: found.to_json() for name, found in self.human_agreement.items()}
         if self.hard_samples is not None:
@@ -79,7 +86,7 @@ class Evaluation(Result):
 
     def save(self, path: Path | str) -> None:
         """One JSON file: `to_json`."""
-        write_json(path, self.to_json())
+        output_text(path, json_text(self.to_json()))
 
     def tables(self) -> list[RenderableType]:
         """Rich tables: the results, then each comparison, hard samples and agreement with people."""

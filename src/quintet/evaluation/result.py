@@ -24,7 +24,7 @@ from quintet.errors import QuintetError
 from quintet.evaluation.metrics import Metrics
 from quintet.evaluation.ranks import Ranks
 from quintet.evaluation.significance import Difference, Interval
-from quintet.files import atomic_write, write_json
+from quintet.files import MARK, json_text, output_text, write_output
 
 FORMAT, VERSION = "quintet-result", 1
 _RANK_FIELDS = ("image_groups", "text_groups", "pair_image", "pair_text", "pair_i2t", "pair_t2i")
@@ -84,15 +84,15 @@ class Result:
         arrays = {
             f"fold{k}_{name}": getattr(ranks, name) for k, ranks in enumerate(self.ranks) for name in _RANK_FIELDS
         }
-        with atomic_write(path) as temporary, temporary.open("wb") as file:
-            np.savez_compressed(file, **arrays)
+        with write_output(path) as temporary, temporary.open("wb") as file:
+            np.savez_compressed(file, **{MARK: np.array(VERSION)} | arrays)
 
 
 def load_ranks(path: Path | str) -> tuple[Ranks, ...]:
     """What `Result.save_ranks` wrote: the ranks of each fold, for a paired test without scoring again."""
     try:
         with np.load(path, allow_pickle=False) as arrays:
-            folds = max(1, len(arrays.files) // len(_RANK_FIELDS))
+            folds = max(1, len(arrays.files) // len(_RANK_FIELDS))  # beside the mark
             return tuple(Ranks(*(arrays[f"fold{k}_{name}"] for name in _RANK_FIELDS)) for k in range(folds))
     except FileNotFoundError:
         raise QuintetError(f"{path} does not exist") from None
@@ -128,7 +128,7 @@ def write_result(path: Path | str, result: Result, **more: Any) -> None:
 
     Callers add what a result cannot know: `corpus` (name), `runs` (names and checksums of their weights), `recipe`.
     """
-    write_json(path, {**result.to_json(), "provenance": {**provenance(), **more}})
+    output_text(path, json_text({**result.to_json(), "provenance": {**provenance(), **more}}))
 
 
 DIRECTION_WORDS = {"i2t": "image to text", "t2i": "text to image"}

@@ -32,7 +32,7 @@ from quintet.data.arrays import write_array_header
 from quintet.data.corpus import Image
 from quintet.data.feature_store import FORMAT, HEADER, FeatureStore, Part, write_manifest
 from quintet.errors import CorpusError
-from quintet.files import header_format, read_json, remove_partials, write_json, write_synced
+from quintet.files import UNFINISHED, header_format, read_json, remove_partials, write_json, write_synced
 from quintet.locks import LockedError, folder_lock
 
 Dtype = Literal["float16", "float32"]
@@ -62,14 +62,18 @@ class FeatureJob:
 
     def __enter__(self) -> FeatureJob:
         with ExitStack() as stack, _os_errors(self.partial):
-            _check_replaceable(self.folder)
+            _check_own(self.folder)
             try:
                 lock = f".{self.folder.name}.lock"  # beside the folder, which is replaced as a whole
                 stack.enter_context(folder_lock(self.folder.parent, f"extracting {self.folder.name}", lock))
             except LockedError as error:
                 raise CorpusError(f"{self.folder}: {error}") from None
-            self.partial.mkdir(exist_ok=True)
-            remove_partials(self.partial, OWN_FILES)
+            _check_own(self.partial)
+            if not self.partial.exists():
+                self.partial.mkdir()
+                stack.push(self._remove_new)
+            if not header_format(self.partial / HEADER):
+                write_json(self.partial / HEADER, {"format": FORMAT + UNFINISHED})
             self.journal = stack.enter_context((self.partial / "journal.jsonl").open("ab+", buffering=0))
             if self._is_resumable():
                 self._read_journal()
@@ -88,6 +92,11 @@ class FeatureJob:
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
+
+    def _remove_new(self, *failure: object) -> None:
+        """Where an extraction that is new cannot begin, nothing is left."""
+        if failure[0] is not None:
+            shutil.rmtree(self.partial)
 
     def _arrays(self) -> dict[str, tuple[tuple[int, ...], str]]:
         return {"features.npy": (self.shape, self.dtype), "boxes.npy": ((*self.shape[:2], 4), "float32")}
@@ -164,7 +173,7 @@ class FeatureJob:
         )
         with _os_errors(self.folder):
             if self.folder.exists():  # --overwrite: the previous features are kept until the new ones are complete
-                _check_replaceable(self.folder)
+                _check_own(self.folder)
                 shutil.rmtree(self.folder)
             self.partial.rename(self.folder)
 
@@ -192,18 +201,19 @@ def _journal_row(line: bytes) -> tuple[int, list[Skipped]] | None:
     return content["stop"], [Skipped(**entry) for entry in content["skipped"]]
 
 
-def _check_replaceable(folder: Path) -> None:
-    """Features may be replaced by new ones; files that no extraction wrote may not."""
-    if not folder.is_dir():
+def _check_own(folder: Path) -> None:
+    """Features may be replaced or gone on with; what no extraction wrote may not."""
+    if not os.path.lexists(folder):
         return
+    if folder.is_symlink() or not folder.is_dir():
+        raise CorpusError(f"{folder} is no folder of features; move it, or give another name")
     remove_partials(folder, OWN_FILES)
-    foreign = sorted(path.name for path in folder.iterdir() if path.name not in OWN_FILES)
-    if not foreign and header_format(folder / HEADER) != FORMAT:
-        foreign = sorted(path.name for path in folder.iterdir())
-    if foreign:
-        raise CorpusError(
-            f"{folder} holds {foreign[0]!r}, which no extraction makes there; move it, or give another name"
-        )
+    own = header_format(folder / HEADER) in (FORMAT, FORMAT + UNFINISHED)
+    for path in sorted(folder.iterdir()):
+        if not own or path.name not in OWN_FILES or path.is_symlink() or not path.is_file():
+            raise CorpusError(
+                f"{folder} holds {path.name!r}, which no extraction makes there; move it, or give another name"
+            )
 
 
 def finished_features(folder: Path, settings: dict[str, Any]) -> list[Skipped]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
-import shutil
 import struct
 import zlib
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -16,9 +17,9 @@ import numpy as np
 
 from quintet import distributed
 from quintet.errors import QuintetError
-from quintet.files import atomic_write, read_json, write_json
+from quintet.files import atomic_write, header_format, read_json, write_json
 
-FORMAT, VERSION = "quintet-mining-journal", 3
+FORMAT, VERSION, HEAD = "quintet-mining-journal", 3, "journal.json"
 _NAME = re.compile(r"images-(\d+)-(\d+)\.npz")
 _OWN = re.compile(r"\.?(journal\.json|beginning\.npz|images-\d+-\d+\.npz)(\.[a-z0-9_]{8}\.partial)?")
 
@@ -41,7 +42,12 @@ class Journal:
 
     def __init__(self, folder: Path | str, settings: dict[str, Any]) -> None:
         self.folder = Path(folder)
-        head = self.folder / "journal.json"
+        head = self.folder / HEAD
+        if os.path.lexists(self.folder) and not _is_own(self.folder):
+            raise QuintetError(
+                f"{self.folder} is in the way: it has no {HEAD} of Quintet, or other files beside it; move it away"
+            )
+        distributed.barrier()
         if distributed.is_main() and not head.is_file():
             write_json(head, {"format": FORMAT, "version": VERSION, "settings": settings})
         distributed.barrier()
@@ -92,6 +98,18 @@ class Journal:
 
 
 def remove_journal(folder: Path) -> None:
-    """Remove the folder, unless it holds a file that no journal has."""
-    if folder.is_dir() and not folder.is_symlink() and all(_OWN.fullmatch(path.name) for path in folder.iterdir()):
-        shutil.rmtree(folder, ignore_errors=True)
+    """Remove the folder, journal.json last, unless it holds a file that no journal has."""
+    if _is_own(folder):
+        with suppress(OSError):
+            for path in sorted(folder.iterdir(), key=lambda path: path.name == HEAD):
+                path.unlink()
+            folder.rmdir()
+
+
+def _is_own(folder: Path) -> bool:
+    """Whether a folder has the files of a journal and no others; before its head is written, it has nothing else."""
+    if folder.is_symlink() or not folder.is_dir():
+        return False
+    paths = list(folder.iterdir())
+    begun = header_format(folder / HEAD) == FORMAT or all(path.name.startswith(f".{HEAD}.") for path in paths)
+    return begun and all(_OWN.fullmatch(path.name) and path.is_file() and not path.is_symlink() for path in paths)

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from quintet.errors import QuintetError, suggest
-from quintet.files import atomic_write
+from quintet.files import MARK, write_output
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -206,8 +206,9 @@ def save_figure(figure: Figure, path: Path | str, formats: Sequence[str] = ("svg
             raise QuintetError(f"figures cannot be written as {form!r}; {suggest(form, FORMATS)}")
         target = Path(path).with_name(f"{Path(path).name}.{form}")
         # Without the date the same figure is the same file.
-        facts: dict[str, Any] = {"Title": figure.get_suptitle()} | ({"Date": None} if form == "svg" else {})
-        with atomic_write(target) as temporary:
+        own: dict[str, Any] = {"Date": None, "Creator": MARK} if form == "svg" else {"Software": MARK}
+        facts: dict[str, Any] = {"Title": figure.get_suptitle()} | own
+        with write_output(target) as temporary:
             figure.savefig(temporary, format=form, dpi=DPI, metadata=facts)
         written.append(target)
     return written

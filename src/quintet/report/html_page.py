@@ -16,7 +16,7 @@ from pathlib import Path
 from PIL import Image
 
 from quintet.data.images import open_image, twice
-from quintet.files import write_text
+from quintet.files import output_text
 
 THUMBNAIL = 224  # pixels of the longer side
 
@@ -74,7 +74,7 @@ def write_search_page(
     """
     lead = f'<p class="intro">{escape(intro)}</p>' if intro else ""
     sections = "\n".join(_section(query) for query in queries)
-    write_text(path, document(title, f"{lead}\n{above}\n{sections}", STYLE))
+    output_text(path, document(title, f"{lead}\n{above}\n{sections}", STYLE))
 
 
 def metrics_table_html(rows: Sequence[Mapping[str, object]], caption: str = "Results") -> str:
@@ -172,6 +172,7 @@ _PAGE = """<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
+<meta name="generator" content="quintet-output">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
 <meta name="color-scheme" content="light dark">

@@ -9,7 +9,7 @@ from typing import Any
 
 from quintet.errors import QuintetError
 from quintet.evaluation.result import provenance
-from quintet.files import write_json, write_text
+from quintet.files import check_output, json_text, output_text
 from quintet.report.analysis import Subject
 from quintet.report.html_page import STYLE, document, metrics_table_html
 from quintet.report.material import Material
@@ -32,6 +32,9 @@ def make_report(
     `left_out` is filled with the parts that could not be made, by name, and why.
     """
     out = Path(out)
+    page = out / "index.html"
+    for path in (page, out / "report.json"):
+        check_output(path)
     sections, left_out = [], {} if left_out is None else left_out
     for anchor, title, make in PARTS:
         if progress is not None:
@@ -44,9 +47,8 @@ def make_report(
         sections.append(Section(anchor, title, html))
     how = provenance()
     sections.append(Section("made", "How this was made", _made(material, how)))
-    page = out / "index.html"
-    write_text(page, document(material.settings.title, _body(material, sections), STYLE + REPORT_STYLE))
-    write_json(out / "report.json", _numbers(material, left_out) | {"provenance": how})
+    output_text(page, document(material.settings.title, _body(material, sections), STYLE + REPORT_STYLE))
+    output_text(out / "report.json", json_text(_numbers(material, left_out) | {"provenance": how}))
     return page
 
 

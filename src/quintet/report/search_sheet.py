@@ -11,7 +11,7 @@ from PIL import Image
 
 from quintet.data.images import open_image
 from quintet.errors import ImageError
-from quintet.files import write_text
+from quintet.files import output_text
 from quintet.report.html_page import STYLE, document, image_address, thumbnail
 from quintet.report.overlays import SIZE, highlight
 from quintet.search.explain import Explanation
@@ -36,7 +36,7 @@ class Answers:
 
 def write_search_sheet(path: Path, answers: Sequence[Answers]) -> None:
     """Write the page to `path`; all texts are escaped, nothing is fetched."""
-    write_text(path, document("Search results", "\n".join(map(_section, answers)), STYLE + _STYLE))
+    output_text(path, document("Search results", "\n".join(map(_section, answers)), STYLE + _STYLE))
 
 
 def _section(answers: Answers) -> str:

@@ -45,7 +45,7 @@ def save_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, Any
     if len(shared) < sum(1 for tensor in plain.values() if tensor.numel()):
         plain = {name: tensor.clone() for name, tensor in plain.items()}  # the format allows no shared memory
     text = json.dumps(metadata)
-    header = {"quintet": text, "crc32": _crc32(plain, text)}
+    header = {"quintet": _crc32(plain, text) + text}  # one value: the library writes several in any order
     try:
         with atomic_write(path) as temporary:
             save_file(plain, temporary, metadata=header)
@@ -69,10 +69,11 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             raise QuintetError(f"the path {path} is not UTF-8, which reading weights needs; rename the folder")
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
-            text = header.get("quintet", "{}")
+            known, text = header.get("crc32"), header.get("quintet", "{}")
+            if text[:1] != "{":  # files of earlier versions have the checksum as a value of its own, or none
+                known, text = text[:8], text[8:]
             metadata = json.loads(text)
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-            known = header.get("crc32")  # files of earlier versions and of others have none
             damaged = known is not None and known != _crc32(tensors, text)
     except QuintetError as error:
         raise RunError(str(error)) from None

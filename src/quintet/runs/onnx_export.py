@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,12 +19,14 @@ from quintet.backbones.onnx_text import OnnxText
 from quintet.backbones.preprocess import PatchPreprocess
 from quintet.data.batches import ImageBatch, TextBatch
 from quintet.errors import QuintetError
-from quintet.files import atomic_write, read_json, write_json
+from quintet.files import atomic_write, begin_folder, check_folder, read_json, write_json
 from quintet.layers.text import unpacked
 from quintet.protocols import HasFrozenText, Matcher, ReadsPixels, preprocess_of
 from quintet.runs.run import Run
 from quintet.scores import embedding_of
 
+FORMAT, HEADER = "quintet-onnx", "towers.json"
+OWN_FILES = ("images.onnx", "texts.onnx", "tokenizer.json")
 OPSET = 17
 TOLERANCE = 1e-4  # of a unit vector's channels, between onnxruntime and torch
 REGIONS, WORDS = 36, 12  # of the example that is traced; both are free in the file
@@ -97,14 +99,15 @@ def export_onnx(run: Run, folder: Path) -> ExportReport:
     """Write `images.onnx`, `texts.onnx` and `towers.json` (what goes in and comes out); raise unless both agree with
     torch, also on batches of other sizes than the one they were traced with."""
     _require_packages()
+    check_folder(folder, HEADER, FORMAT, OWN_FILES)
     _require_embeddings(run.matcher)
     matcher = run.matcher.to("cpu").eval()
-    files, difference, inputs = {}, {}, {}
-    for name in ("images", "texts"):
-        tower, axes = _tower(matcher, name)
-        given = [_example(matcher, run, name, n, more) for n, more in ((2, 0), (3, 2), (1, -1))]
-        files[name] = folder / f"{name}.onnx"
-        with atomic_write(files[name]) as temporary:
+    files, difference, inputs = {name: folder / f"{name}.onnx" for name in ("images", "texts")}, {}, {}
+    with ExitStack() as stack:  # no file appears before all are right
+        for name, path in files.items():
+            tower, axes = _tower(matcher, name)
+            given = [_example(matcher, run, name, n, more) for n, more in ((2, 0), (3, 2), (1, -1))]
+            temporary = stack.enter_context(atomic_write(path))
             if name == "texts" and is_over_onnx(matcher):
                 export_over_onnx(matcher, given[0], temporary, _export)
             else:
@@ -115,10 +118,11 @@ def export_onnx(run: Run, folder: Path) -> ExportReport:
                     f"the exported tower of {name} differs from torch by {difference[name]:.2g} (at most "
                     f"{TOLERANCE:g} is rounding); this matcher cannot be exported"
                 )
-        inputs[name] = {key: list(free.values()) for key, free in axes.items()}
-    write_json(folder / "towers.json", _description(run, inputs, difference))
+            inputs[name] = {key: list(free.values()) for key, free in axes.items()}
+        begin_folder(folder, HEADER, FORMAT, OWN_FILES)
     if run.tokenizer is not None:
         write_json(folder / "tokenizer.json", run.tokenizer.state())
+    write_json(folder / HEADER, _description(run, inputs, difference))
     return ExportReport(folder, files, difference)
 
 
@@ -239,6 +243,7 @@ def _difference(tower: nn.Module, given: Sequence[Tensor], axes: dict[str, dict[
 
 def _description(run: Run, inputs: dict[str, Any], difference: dict[str, float]) -> dict[str, Any]:
     return {
+        "format": FORMAT,
         "run": run.name,
         "weights_sha256": run.weights_checksum,
         "opset": OPSET,

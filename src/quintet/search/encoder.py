@@ -6,7 +6,7 @@ import hashlib
 import json
 import shutil
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,7 +30,7 @@ from quintet.runs.run_folder import FORMAT as RUN_FORMAT
 from quintet.runs.run_folder import read_head
 from quintet.search import SearchError, StaleIndex
 from quintet.search.chance import random_texts
-from quintet.search.index_folder import IndexRun
+from quintet.search.index_folder import CHECKSUM, RUN_FILES, TOWER_FILES, IndexRun
 
 if TYPE_CHECKING:
     from PIL.Image import Image as PILImage
@@ -229,6 +229,23 @@ def keep_run(index: Path, run: Run, known: Mapping[str, str]) -> dict[str, str]:
     return {f"runs/{kept.name}/{name}": file_checksum(kept / name) for name in (*found, "weights.safetensors")}
 
 
+def kept_names(runs: Iterable[Run]) -> list[str]:
+    """The files that `keep_run` and `keep_tower` may write, by their paths in the index."""
+    names = []
+    for run in runs:
+        names += [f"runs/{run.weights_checksum}/{name}" for name in RUN_FILES]
+        names += _tower_names(run.image_input.get("tower"))
+    return names
+
+
+def _tower_names(state: dict[str, Any] | None) -> list[str]:
+    """Empty where it is not known which tower it was. The first is the weights."""
+    if not state or not CHECKSUM.fullmatch(str(state.get("checksum"))):
+        return []
+    names = TOWER_FILES if str(state["name"]).startswith("hf:") else TOWER_FILES[:1]
+    return [f"towers/{state['checksum']}/{name}" for name in names]
+
+
 def is_intact(path: Path, checksum: str | None) -> bool:
     return path.is_file() and file_checksum(path) == checksum
 
@@ -242,19 +259,18 @@ def keep_tower(index: Path, state: dict[str, Any] | None, known: Mapping[str, st
 
     `state`: as `FeatureExtractor.state` gives it. `known`: checksums of the files that are there already.
     """
-    if not state or "checksum" not in state:
+    names = _tower_names(state)
+    if not state or not names:
         return {}
     kept, name = index / "towers" / str(state["checksum"]), str(state["name"])
-    names = ["tower.safetensors", *(("config.json", "preprocessor_config.json") if name.startswith("hf:") else ())]
-    expected = {f"towers/{kept.name}/{each}": kept / each for each in names}
-    if not all(is_intact(path, known.get(at)) for at, path in expected.items()):
+    if not all(is_intact(index / each, known.get(each)) for each in names):
         tower = create_tower(name, state["weights"])
         if name.startswith("hf:"):
             _keep_description(kept, name.removeprefix("hf:"))
         family = any(name.startswith(prefix) for prefix in FAMILIES)
         model: Any = tower.model if family else tower
         save_tensors(kept / "tower.safetensors", model.state_dict(), {"tower": name})
-    return {at: file_checksum(path) for at, path in expected.items()}
+    return {each: file_checksum(index / each) for each in names}
 
 
 def kept_tower(folder: Path, state: dict[str, Any]) -> tuple[dict[str, Any], Path]:

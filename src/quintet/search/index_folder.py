@@ -31,6 +31,10 @@ from quintet.search.items import KINDS, ItemDatabase
 
 FORMAT, VERSION = "quintet-index", 4
 CHECKSUM = re.compile(r"[0-9a-f]{64}")
+RUN_FILES = ("model.json", "tokenizer.json", "run.json", "images.json", "weights.safetensors")
+TOWER_FILES = ("tower.safetensors", "config.json", "preprocessor_config.json")
+# What an index keeps of a run or a tower, in a folder named by a checksum.
+KEPT_FILE = re.compile(rf"runs/[0-9a-f]{{64}}/({'|'.join(RUN_FILES)})|towers/[0-9a-f]{{64}}/({'|'.join(TOWER_FILES)})")
 
 RootKind = Literal["folder", "corpus", "shards"]
 

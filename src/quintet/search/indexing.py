@@ -16,7 +16,7 @@ import torch
 
 from quintet.data.corpus import Corpus
 from quintet.evaluation.result import provenance
-from quintet.files import header_format, read_json, user_path
+from quintet.files import header_format, remove_partials, user_path
 from quintet.runs.encoding import Progress, reported
 from quintet.runs.run import Run, load
 from quintet.search import SearchError, StaleIndex
@@ -31,17 +31,18 @@ from quintet.search.encoder import (
     is_intact,
     keep_run,
     keep_tower,
+    kept_names,
 )
 from quintet.search.index_folder import FORMAT, Manifest, Root, check_marker, path_text, text_path, write_marker
 from quintet.search.items import KINDS, Entry, Item, ItemDatabase, Kind, rescue
 from quintet.search.kept import Earlier, Unlisted, check_dropped, key
-from quintet.search.ownership import check_sources, remove_unused, writing
+from quintet.search.ownership import check_kept, check_sources, remove_unused_images, writing
 from quintet.search.sources import IndexedText, Sources, find_images, find_texts, numbered
 from quintet.search.stores import Scalar, open_store
 from quintet.search.stores.choice import choose_store, faiss_kind, is_own, store_address, try_store
 from quintet.search.stores.store import is_text
 from quintet.search.vector_search import exchange_index, prepare_index
-from quintet.search.vectors import CodeFiles, read_file_sets, remove_unused_files, retire
+from quintet.search.vectors import CodeFiles, adopt, announce, read_file_sets, remove_unused_files, retire
 
 PathLike = Path | str
 PRECISIONS = ("bfloat16", "float16", "float32")
@@ -130,6 +131,12 @@ def build_index(
                 try_store(store, team.roles.dim, most)
             kept = {} if before is None else before.kept
             repaired += [name for name, checksum in kept.items() if not is_intact(index / name, checksum)]
+            names = kept_names(team.encoder.runs)
+            recorded = _recorded(database)
+            if not repaired:  # else the record may be lost
+                check_kept(index, names, recorded)
+            with database.transaction():
+                announce(database, {*names} - {*recorded})
             now_kept: dict[str, str] = {}
             for each in team.encoder.runs:
                 now_kept |= keep_run(index, each, kept) | keep_tower(index, each.image_input.get("tower"), kept)
@@ -281,7 +288,7 @@ def _repair(index: Path, overwrite: bool) -> list[str]:
     if not path.exists():
         if finished and not overwrite:
             raise StaleIndex(f"{path} is missing; build the index again with --overwrite")
-        return []
+        return [f"{path.name}: missing"] if finished else []
     try:
         with closing(ItemDatabase.open_writer(path)) as database:
             if not (damage := database.damage()):
@@ -300,6 +307,11 @@ def _name(database: ItemDatabase) -> str:
         with database.transaction():
             database.set_head("name", name)
     return str(name)
+
+
+def _recorded(database: ItemDatabase) -> dict[str, str]:
+    """The files of runs and towers that the last build has kept, with their checksums."""
+    return {} if database.head("manifest") is None else Manifest.of(database).kept
 
 
 def _entries_of(database: ItemDatabase, before: Manifest | None) -> dict[str, Entry]:
@@ -430,6 +442,8 @@ def _commit(
         for kind in KINDS:
             encoded[kind].commit()
             exchange_index(database, earlier.faiss.get(kind, {}) if earlier else {}, manifest.faiss.get(kind, {}))
+        announce(database, earlier.kept if earlier else ())
+        adopt(database, manifest.kept)
         for name, files in read_file_sets(database).items():
             if name not in manifest.files.values():
                 retire(database, files)
@@ -440,14 +454,9 @@ def _finish(index: Path, database: ItemDatabase, manifest: Manifest, images: Seq
     """After the commit: mark the folder and remove what nothing needs any more. Killed here, the next build does it."""
     write_marker(index)
     remove_unused_files(database, index / "vectors")
-    runs = {run.weights for run in manifest.runs}
-    used = {*runs, *(_tower_of(index / "runs" / run) for run in runs)}
-    remove_unused(index, used, {entry.content for entry in images})
-
-
-def _tower_of(run: Path) -> str:
-    """The checksum of the image tower whose features a run reads; empty where that is not known."""
-    return str((read_json(run / "images.json").get("tower") or {}).get("checksum", ""))
+    for name in manifest.kept:
+        remove_partials((index / name).parent, {PurePosixPath(name).name})
+    remove_unused_images(index, {entry.content for entry in images})
 
 
 # Engines outside of the index

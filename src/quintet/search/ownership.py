@@ -1,16 +1,15 @@
 """What in a folder is the index's own. Nothing else is ever written over or removed, whatever its name.
 
-An index is known by its index.json or, where that is gone, by its database. Files in `vectors/` are removed when the
-database names them (see `vectors.py`); kept runs and towers when their folder has a name that only an index gives and
-only files that only an index makes; unpacked images when their name is the checksum of what is in them. Links are never
-followed.
+An index is known by its index.json or, where that is gone, by its database. Vectors, kept runs and kept towers are
+removed when the database names them (see `vectors.py`), unpacked images when their name is the checksum of what is in
+them. Links are never followed.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
@@ -18,16 +17,11 @@ from quintet.data.images import IMAGE_SUFFIXES
 from quintet.files import UNFINISHED, header_format, remove_partials
 from quintet.locks import LockedError, folder_lock
 from quintet.search import SearchError
-from quintet.search.index_folder import CHECKSUM, FORMAT, write_marker
+from quintet.search.index_folder import FORMAT, write_marker
 from quintet.search.items import APPLICATION, ItemDatabase, content_of
 from quintet.search.vectors import read_file_sets, remove_unused_files, retire
 
 DATABASE = ("items.sqlite", "items.sqlite-wal", "items.sqlite-shm")
-# Folders with folders of the index, which are named by a checksum, and the files in these.
-KEPT = {
-    "runs": ("model.json", "tokenizer.json", "run.json", "images.json", "weights.safetensors"),
-    "towers": ("tower.safetensors", "config.json", "preprocessor_config.json"),
-}
 _IMAGE = re.compile(rf"([0-9a-f]{{32}})({'|'.join(map(re.escape, IMAGE_SUFFIXES))})")
 
 
@@ -113,23 +107,24 @@ def _remove_beginning(index: Path) -> None:
                     for files in read_file_sets(database).values():
                         retire(database, files)
                 remove_unused_files(database, index / "vectors")
-    remove_unused(index)
+    remove_unused_images(index)
     for name in (*DATABASE, "index.json"):
         (index / name).unlink(missing_ok=True)
-    for name in ("vectors", "images", *KEPT):
+    for name in ("vectors", "images"):
         _remove_if_empty(index / name)
 
 
-def remove_unused(index: Path, used: Collection[str] = (), contents: Collection[str] = ()) -> None:
-    """Remove kept runs and towers whose names are not in `used`, and unpacked images of other contents."""
-    for kind, own in KEPT.items():
-        for folder in _folders(index / kind, CHECKSUM):
-            remove_partials(folder, own)
-            found = list(folder.iterdir())
-            if folder.name not in used and all(path.name in own and _is_file(path) for path in found):
-                for path in found:
-                    path.unlink()
-                _remove_if_empty(folder)
+def check_kept(index: Path, names: Iterable[str], known: Collection[str]) -> None:
+    """Refuse to write weights over a file that is not known to be the index's own."""
+    for name in names:
+        if name not in known and os.path.lexists(index / name):
+            raise SearchError(
+                f"{index / name} is in the way: Quintet did not write it and does not replace it; move it away"
+            )
+
+
+def remove_unused_images(index: Path, contents: Collection[str] = ()) -> None:
+    """Remove unpacked images of other contents."""
     for folder in _folders(index / "images", re.compile(r"[0-9a-f]{2}")):
         partial = [path.name[1 : -len(".12345678.partial")] for path in folder.glob(".*.partial")]
         remove_partials(folder, {name for name in partial if _IMAGE.fullmatch(name) and name[:2] == folder.name})

@@ -21,7 +21,7 @@ import stat
 import sys
 import threading
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from io import FileIO
@@ -33,8 +33,9 @@ import torch
 from torch import Tensor
 
 from quintet.codes import Codes
-from quintet.files import sync_folder, write_synced
+from quintet.files import remove_empty, remove_partials, sync_folder, write_synced
 from quintet.search import StaleIndex, StoreError
+from quintet.search.index_folder import KEPT_FILE
 from quintet.search.items import RESUMES, ItemDatabase, Kind
 
 PARTS = ("embedding", "fragments", "boxes")
@@ -96,12 +97,12 @@ def write_file_set(database: ItemDatabase, files: FileSet) -> None:
 # made, and leave it in the commit that needs them. So a kill leaves no file that nobody knows.
 
 
-def announce(database: ItemDatabase, names: Sequence[str]) -> None:
+def announce(database: ItemDatabase, names: Iterable[str]) -> None:
     """Inside of a transaction."""
     database.change("INSERT OR REPLACE INTO unused VALUES (?)", [(name,) for name in names])
 
 
-def adopt(database: ItemDatabase, names: Sequence[str]) -> None:
+def adopt(database: ItemDatabase, names: Iterable[str]) -> None:
     """Inside of a transaction."""
     database.change("DELETE FROM unused WHERE name = ?", [(name,) for name in names])
 
@@ -115,14 +116,23 @@ def retire(database: ItemDatabase, files: FileSet) -> None:
 
 
 def remove_unused_files(database: ItemDatabase, folder: Path) -> None:
+    """Remove the files on the list: those of `folder`, and those of runs and towers beside it."""
     names = [name for (name,) in database.query("SELECT name FROM unused")]
     if not names:
         return
     for name in names:
-        for path in (folder / name, *folder.glob(f".{name}.*.partial")):
-            if Path(name).name == name and not folder.is_symlink() and not path.is_symlink():
-                with suppress(OSError):
-                    path.unlink()
+        kept = bool(KEPT_FILE.fullmatch(name))
+        if not kept and Path(name).name != name:
+            continue  # the list is damaged
+        path = (folder.parent if kept else folder) / name
+        own = [path.parent, path.parent.parent] if kept else [folder]
+        if any(each.is_symlink() for each in (path, *own)):
+            continue
+        remove_partials(path.parent, {path.name})
+        with suppress(OSError):
+            path.unlink()
+        if kept:
+            remove_empty(own)
     with database.transaction():
         adopt(database, names)
 

@@ -24,7 +24,7 @@ from quintet.data.corpus import Split
 from quintet.errors import QuintetError, RunError
 from quintet.evaluation.result import provenance
 from quintet.evaluation.split_protocols import find_protocol
-from quintet.files import atomic_write, file_checksum, read_json, write_json, write_text
+from quintet.files import MARK, atomic_write, check_output, file_checksum, json_text, output_text, read_json, write_json
 from quintet.report.figures import save_figure
 from quintet.runs.checkpoint import writing
 from quintet.runs.devices import pick_device
@@ -39,6 +39,8 @@ from quintet.training.inputs import open_data
 from quintet.training.logs import Display, Silent
 from quintet.training.recipe import parse_recipe
 from quintet.training.recipe_models import NegativesRecipe, Recipe, StageRecipe
+
+EXTRA = "quintet-extra"  # the format of what is measured beside the tables
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,8 @@ class _Runner:
                 "a study runs in one process; to use several devices, start it once per device with other seeds and "
                 "the same folder, and once more with all seeds when they have finished"
             )
+        for name in ("summary.json", "tables.md"):
+            check_output(self.out / name)
         if not self.settings.seeds or len(set(self.settings.seeds)) != len(self.settings.seeds):
             raise QuintetError(f"a study needs different seeds, got {list(self.settings.seeds)}")
         for variant in self.study.variants:
@@ -119,11 +123,11 @@ class _Runner:
     def _check_folder(self, variant: Variant, seed: int) -> None:
         """Refuse a run folder that was made with another recipe."""
         content, folder = variant.content(seed), self.folder(variant.key, seed)
-        if not (folder / "study.json").is_file():
+        if not os.path.lexists(folder / "study.json"):
             if (folder / "run.json").exists():
                 raise RunError(f"{folder} holds a run that no study made; choose another folder, or move it away")
             return
-        made = parse_recipe(read_json(folder / "study.json")["recipe"], where=str(folder / "study.json"))
+        made = parse_recipe(_record(folder)["recipe"], where=str(folder / "study.json"))
         old = made.model_dump(mode="json", by_alias=True)
         for stage in (*old["stages"], *content["stages"]):
             del stage["graphs"]  # changes the speed, not the run
@@ -150,7 +154,7 @@ class _Runner:
         except torch.OutOfMemoryError as error:
             torch.cuda.empty_cache()
             return self._failed(variant, seed, f"out of memory: {str(error).partition('. ')[0]}")
-        notes = tuple(read_json(self.folder(variant.key, seed) / "study.json").get("notes", ()))
+        notes = tuple(_record(self.folder(variant.key, seed)).get("notes", ()))
         return Outcome(variant.key, seed, "trained", notes=notes, measured=measured)
 
     def _ensembles(self, variant: Variant) -> None:
@@ -186,7 +190,7 @@ class _Runner:
             "recipe": variant.content(seed),
             "needs": {key: file_checksum(needed / "weights.safetensors") for key, needed in folders.items()},
         }
-        record = read_json(folder / "study.json") if (folder / "study.json").is_file() else asked
+        record = _record(folder) if os.path.lexists(folder / "study.json") else asked
         if record["needs"] != asked["needs"]:
             raise RunError(
                 f"{folder} was trained from other weights of {', '.join(asked['needs'])}; remove it to train it again"
@@ -217,7 +221,7 @@ class _Runner:
         return {self.folder(key, seed): self._recipe(self.study.variant(key), seed) for key in done}
 
     def _measure(self, variant: Variant, seed: int) -> dict[str, Measurement]:
-        record = read_json(self.folder(variant.key, seed) / "study.json")
+        record = _record(self.folder(variant.key, seed))
         facts = {key: record.get(key) for key in ("study", "variant", "seed")}
         facts |= {"trained_on": record.get("device"), "peak_memory_bytes": record.get("peak_memory_bytes")}
         return self._measured(variant.key, seed, [self.folder(variant.key, seed)], facts)
@@ -251,6 +255,7 @@ class _Runner:
         recipes = {v.key: v.content(self.settings.seeds[0]) for v in self.study.variants if v.key in extra.needs}
         asked = {"recipes": recipes, "device": self.device, "seeds": list(self.settings.seeds)}
         path = self.out / "results" / f"{extra.key}.json"
+        check_output(path)
         known = read_json(path) if path.is_file() else None
         drawn = known is not None and all((self.out / figure).is_file() for figure in known.get("figures", ()))
         if known is not None and drawn and known["asked"] == asked:
@@ -262,8 +267,9 @@ class _Runner:
         except QuintetError as error:
             self.display.note(f"{extra.title}: {error}")
             return {"rows": [], "reason": str(error)}
-        found = {"asked": asked, "rows": rows, "figures": self._draw(trained), "provenance": provenance()}
-        write_json(path, found)
+        found = {"format": EXTRA, "asked": asked, "rows": rows}
+        found |= {"figures": self._draw(trained), "provenance": provenance()}
+        output_text(path, json_text(found))
         return found
 
     def _draw(self, trained: Trained) -> list[str]:
@@ -303,8 +309,8 @@ class _Runner:
             "device": self.device,
         }
         summary = summarise(self.study, self.outcomes, self.paired, facts, extras or {}, self.out)
-        write_json(self.out / "summary.json", summary)
-        write_text(self.out / "tables.md", render_tables(summary))
+        output_text(self.out / "summary.json", json_text(summary))
+        output_text(self.out / "tables.md", f"<!-- {MARK} -->\n{render_tables(summary)}")
         return summary
 
 
@@ -336,6 +342,15 @@ class _PeakMemory:
         if self.device.type != "cuda":
             return {}
         return {"peak_memory_bytes": torch.cuda.max_memory_allocated(self.device)}
+
+
+def _record(folder: Path) -> dict[str, Any]:
+    """What study.json of a run says."""
+    path = folder / "study.json"
+    record = read_json(path, dict[str, Any])
+    if not {"study", "variant", "seed", "recipe", "needs"} <= record.keys():
+        raise RunError(f"{path} is damaged, or no study wrote it; move it away")
+    return record
 
 
 def share_lists(run: Path, recipe: Recipe, siblings: Mapping[Path, Recipe]) -> None:

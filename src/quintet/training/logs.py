@@ -101,9 +101,12 @@ class Log:
                 row for row in _complete_rows(self._path) if resumed_step is not None and row["step"] <= resumed_step
             ]
             write_jsonl(self._path, kept)
-        folder.mkdir(parents=True, exist_ok=True)
-        self._file = self._path.open("a", encoding="utf-8")
-        self._board = _board(folder / "tensorboard", resumed_step)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file = self._path.open("a", encoding="utf-8")
+            self._board = _board(folder / "tensorboard", resumed_step)
+        except OSError as error:
+            raise RunError(f"could not write to {folder}: {error.strerror or error}") from None
 
     def write(self, kind: str, step: int, **values: Any) -> None:
         self._file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")

@@ -17,7 +17,7 @@ from quintet.data.formats import import_corpus
 from quintet.data.scenes.generate import make_scenes
 from quintet.errors import CorpusError
 from quintet.features.job import FeatureJob
-from quintet.mining.journal import remove_journal
+from quintet.mining.journal import Journal, remove_journal
 
 
 def test_a_copied_image_does_not_replace_another(tmp_path: Path) -> None:
@@ -132,10 +132,23 @@ def test_features_do_not_replace_other_files(tmp_path: Path, name: str) -> None:
 
 
 def test_a_journal_with_other_files_stays(tmp_path: Path) -> None:
-    (tmp_path / "journal.json").write_text("{}")
+    Journal(tmp_path, {})
     (tmp_path / "holiday.png").write_bytes(b"mine")
     remove_journal(tmp_path)
     assert len(list(tmp_path.iterdir())) == 2
     (tmp_path / "holiday.png").unlink()
     remove_journal(tmp_path)
     assert not tmp_path.exists()
+
+
+def test_an_import_that_fails_takes_its_images_back(tmp_path: Path) -> None:
+    source, out = tmp_path / "source", tmp_path / "out"
+    (out / "images").mkdir(parents=True)
+    source.mkdir()
+    for name in ("a", "b"):
+        Image.new("RGB", (8, 8), "red").save(source / f"{name}.png")
+        (source / f"{name}.txt").write_text("a red square")
+    (out / "images" / "b.png").write_bytes(b"mine")
+    with pytest.raises(CorpusError, match="in the way"):
+        import_corpus("folder", source, out, copy=True)
+    assert [(path.name, path.read_bytes()) for path in out.rglob("*") if path.is_file()] == [("b.png", b"mine")]

@@ -79,15 +79,22 @@ def _import(
             corpus.save(out)
         return corpus
     with folder_lock(out, "importing a corpus", name=".quintet.lock"):
-        if format.needs_out:
-            if replaces:
-                begin_folder(out, HEADER, FORMAT, TABLES)  # from here on the old corpus no longer fits its files
-            options["out"] = out
-        corpus = format.read(source, **options)
-        point = _copier(out) if copy else _pointer(out)
-        images = [image if image.path is None else point(image, corpus.image_path(image)) for image in corpus.images]
-        os.sync()  # the copied or unpacked images: one sync for all of them, before the tables that name them
-        Corpus(name or corpus.name, images, corpus.texts, corpus.splits, out, corpus.notes).save(out)
+        folder = ImageFolder(out)
+        try:
+            if format.needs_out:
+                if replaces:
+                    begin_folder(out, HEADER, FORMAT, TABLES)  # from here on the old corpus no longer fits its files
+                options["out"] = folder
+            corpus = format.read(source, **options)
+            point = _copier(folder) if copy else _pointer(out)
+            images = [
+                image if image.path is None else point(image, corpus.image_path(image)) for image in corpus.images
+            ]
+            os.sync()  # the copied or unpacked images: one sync for all of them, before the tables that name them
+            Corpus(name or corpus.name, images, corpus.texts, corpus.splits, out, corpus.notes).save(out)
+        except BaseException:
+            folder.undo()
+            raise
         _remove_partials(out, images)
         return Corpus.open(out)
 
@@ -115,12 +122,10 @@ def _pointer(out: Path) -> Callable[[Image, Path], Image]:
     return point
 
 
-def _copier(out: Path) -> Callable[[Image, Path], Image]:
-    folder = ImageFolder(out)
-
+def _copier(folder: ImageFolder) -> Callable[[Image, Path], Image]:
     def copy(image: Image, path: Path) -> Image:
         target, facts = folder.add(image.id, path.suffix, path)
-        return replace(image, path=target.relative_to(out).as_posix(), extra=image.extra | facts)
+        return replace(image, path=target.relative_to(folder.out).as_posix(), extra=image.extra | facts)
 
     return copy
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from quintet.data.corpus import Corpus, Image, Text, is_text
 from quintet.errors import CorpusError, QuintetError
-from quintet.files import atomic_write, read_bytes, read_jsonl
+from quintet.files import atomic_write, read_bytes, read_jsonl, remove_empty
 
 LARGEST_TEXT = 2**30  # bytes of a file with captions
 LONGEST_NAME = 200  # bytes of an image's path below OUT/images; a longer one is replaced by its checksum
@@ -172,6 +172,7 @@ class ImageFolder:
         self.out = out
         self._names: set[str] = set()
         self._written: set[str] = set()
+        self._new: list[Path] = []
         with suppress(QuintetError):  # no earlier import, or a damaged one: then nothing is replaced
             self._written = {row["path"] for row in read_jsonl(out / "images.jsonl") if row.get(COPIED)}
         earlier = any(path.startswith("pictures/") for path in self._written)  # the name that the folder had
@@ -193,7 +194,14 @@ class ImageFolder:
                 temporary.write_bytes(content)
             else:
                 shutil.copyfile(content, temporary)
+        self._new += [] if written else [path]
         return path, {COPIED: True}
+
+    def undo(self) -> None:
+        """Remove what was added, after a failure."""
+        for path in self._new:
+            path.unlink(missing_ok=True)
+            remove_empty(folder for folder in path.parents if self.out in folder.parents)
 
 
 def _holds(path: Path, content: Path | bytes) -> bool:

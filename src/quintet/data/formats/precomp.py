@@ -19,7 +19,7 @@ import numpy as np
 
 from quintet.data.arrays import all_finite, open_array, read_array, write_array_header
 from quintet.data.corpus import Corpus, Image
-from quintet.data.formats.assembly import Entry, Notes, assemble, read_lines
+from quintet.data.formats.assembly import Entry, ImageFolder, Notes, assemble, read_lines
 from quintet.errors import CorpusError
 from quintet.files import atomic_write
 
@@ -60,7 +60,7 @@ class _Files:
 def read(
     source: Path,
     *,
-    out: Path,
+    out: ImageFolder,
     captions_per_image: int = 5,
     dev_images: int | None = None,
     ids: str = "file",
@@ -73,7 +73,7 @@ def read(
     if ids not in ("file", "positions") or size_order not in ("wh", "hw"):
         raise CorpusError(f"ids={ids}, size_order={size_order}: ids is file or positions, size_order wh or hw")
     notes = Notes(strict)
-    folder = out / "features" / features
+    folder = out.out / "features" / features
     names = _split_names(source, notes)
     begin_features(folder, [f"{name}_boxes.npy" for name in names])
     found = [_open(source, name, ids, captions_per_image, size_order, folder, notes) for name in names]

@@ -54,7 +54,7 @@ class _Sample:
 def read(
     source: Path,
     *,
-    out: Path,
+    out: ImageFolder,
     caption: str | None = None,
     fractions: str = "0.8,0.1,0.1",
     seed: int = 0,
@@ -69,10 +69,9 @@ def read(
         raise CorpusError(f"{source} holds no tar shards ({', '.join(PATTERNS)})")
     entries: list[Entry] = []
     seen: dict[str, Path] = {}
-    folder = ImageFolder(out)
     for shard in shards:
         split = _split_of(shard, source)
-        for key, sample in _samples(shard, folder, caption, notes).items():
+        for key, sample in _samples(shard, out, caption, notes).items():
             if key in seen:
                 raise CorpusError(f"key {key!r} is in {seen[key]} and in {shard}; keys must be unique")
             seen[key] = shard

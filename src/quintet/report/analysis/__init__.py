@@ -19,7 +19,7 @@ from quintet.errors import QuintetError
 from quintet.evaluation.ranks import BLOCK, Ranks, count_ranks
 from quintet.evaluation.result import provenance
 from quintet.evaluation.scoring import Member, member_scores, whole_tiles
-from quintet.files import write_json
+from quintet.files import check_output, json_text, output_text
 from quintet.registry import Registry
 from quintet.report.figures import save_figure
 from quintet.runs.run import Run, load
@@ -182,6 +182,8 @@ def analyse(
     """
     chosen = list(dict.fromkeys(kinds)) if kinds else [name for name in ANALYSES.entries if name not in ONLY_ON_REQUEST]
     makers = {kind: ANALYSES.builder(kind) for kind in chosen}  # an unknown kind fails before anything is encoded
+    for kind in makers:
+        check_output(Path(out) / f"{kind}.json")
     found: dict[str, Any] = {}
     for kind, make in makers.items():
         if progress is not None:
@@ -217,7 +219,7 @@ def _write(
         "provenance": provenance()
         | {"runs": [{"name": one.label, "weights_sha256": one.run.weights_checksum} for one in _runs(subjects)]},
     }
-    write_json(out / f"{kind}.json", content)
+    output_text(out / f"{kind}.json", json_text(content))
     return content
 
 
