@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from quintet.errors import QuintetError
-from quintet.locks import LockedError, folder_lock
+from quintet.locks import NO_LINKS, LockedError, folder_lock
 
 HOLD = """
 import sys, time
@@ -46,6 +46,23 @@ def test_a_lock_is_on_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: p
         monkeypatch.setattr(os, name, lambda *given, name=name, real=real: (done.append(name), real(*given)))
     with folder_lock(tmp_path, "training"):
         assert done == ["fsync", "link"]
+
+
+@pytest.mark.parametrize("code", NO_LINKS)
+def test_a_file_system_without_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "link", refuse)
+    with folder_lock(tmp_path, "training"):
+        with pytest.raises(LockedError, match="training, process"), folder_lock(tmp_path, "mining"):
+            pass
+        assert [path.name for path in tmp_path.iterdir()] == ["lock"]
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "lock").write_bytes(b"mine")
+    with pytest.raises(QuintetError, match="is in the way"), folder_lock(tmp_path, "mining"):
+        pass
+    assert (tmp_path / "lock").read_bytes() == b"mine"
 
 
 def test_nothing_is_left_after_release(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -17,6 +18,7 @@ from quintet.files import make_folder, remove_empty, remove_partials, temporary_
 
 FORMAT = "quintet-lock"
 _LARGEST = 10_000  # bytes of a lock file
+NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)  # FAT, exFAT and some network folders have none
 _held: set[int] = set()
 
 
@@ -75,8 +77,22 @@ def _create(path: Path, doing: str) -> int | None:
         os.close(handle)
         if isinstance(error, FileExistsError):
             return None
+        if isinstance(error, OSError) and error.errno in NO_LINKS:
+            return _create_in_place(path, doing)
         raise
     temporary.unlink(missing_ok=True)
+    return handle
+
+
+def _create_in_place(path: Path, doing: str) -> int | None:
+    """Where a file has one name only. For a moment the lock is empty, and another writer cannot tell whose it is."""
+    try:
+        handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+    except FileExistsError:
+        return None
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    os.write(handle, json.dumps(_content(doing)).encode())
+    os.fsync(handle)
     return handle
 
 
