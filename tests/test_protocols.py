@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tests.models.test_models import SMALL_CLIP
 from torch import nn
 
@@ -100,3 +101,25 @@ def test_no_caller_asks_for_an_ability_by_the_name_of_an_attribute() -> None:
         if sniffing.search(line)
     ]
     assert not found, found
+
+
+def test_an_ability_is_asked_of_the_object_on_every_python() -> None:
+    """Python 3.12 looks at the class alone: a property that raises counts there, and a parameter does not."""
+
+    class Scaled(nn.Module):
+        def __init__(self, pixels: bool) -> None:
+            super().__init__()
+            self.pixels = pixels
+            self.logit_scale = nn.Parameter(torch.ones(()))
+            self.register_buffer("logit_bias", torch.zeros(()))
+
+        @property
+        def preprocess(self) -> str:
+            if not self.pixels:
+                raise AttributeError("none")
+            return "some"
+
+    assert isinstance(Scaled(True), protocols.ReadsPixels)
+    assert not isinstance(Scaled(False), protocols.ReadsPixels)
+    assert isinstance(Scaled(False), protocols.HasLogitScale)
+    assert not isinstance(nn.Linear(1, 1), protocols.HasLogitScale)

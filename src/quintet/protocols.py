@@ -10,9 +10,10 @@ A caller asks for an ability by its name, and never for a class or an attribute:
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeVar, _ProtocolMeta, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -26,8 +27,19 @@ if TYPE_CHECKING:
     from quintet.scores.cross_attention import AttentionMap
 
 
+class AskedFor(_ProtocolMeta):
+    """`isinstance` asks an object for the attributes on every Python. From 3.12 on it would look at the class alone, so
+    that a property that raises AttributeError counts, and a parameter or part of a module does not.
+    """
+
+    def __instancecheck__(self, instance: Any) -> bool:
+        if sys.version_info < (3, 12) or not self.__dict__.get("_is_protocol"):
+            return super().__instancecheck__(instance)
+        return all(hasattr(instance, name) for name in self.__dict__["__protocol_attrs__"])
+
+
 @runtime_checkable
-class Matcher(Protocol):
+class Matcher(Protocol, metaclass=AskedFor):
     """An `nn.Module` that encodes images and texts, then scores pairs of codes.
 
     Losses, mining, evaluation, ensembles, search and benchmarks are written against this and nothing else.
@@ -66,7 +78,7 @@ class Matcher(Protocol):
 
 
 @runtime_checkable
-class ReadsPixels(Protocol):
+class ReadsPixels(Protocol, metaclass=AskedFor):
     """Has an image tower of its own (`image_input` is "pixels")."""
 
     @property
@@ -87,7 +99,7 @@ class TextEncoder(Protocol):
 
 
 @runtime_checkable
-class HasFrozenText(Protocol):
+class HasFrozenText(Protocol, metaclass=AskedFor):
     """May have a frozen text encoder, whose word features training can compute once and read from a file."""
 
     def frozen_text_encoder(self) -> TextEncoder | None:
@@ -96,7 +108,7 @@ class HasFrozenText(Protocol):
 
 
 @runtime_checkable
-class ShowsAttention(Protocol):
+class ShowsAttention(Protocol, metaclass=AskedFor):
     """Can say which regions each word attends to."""
 
     def attention(self, image_code: Codes, text_code: Codes) -> AttentionMap:
@@ -105,7 +117,7 @@ class ShowsAttention(Protocol):
 
 
 @runtime_checkable
-class ShowsJointAttention(Protocol):
+class ShowsJointAttention(Protocol, metaclass=AskedFor):
     """Lets regions and words attend to all of both, and can say how much."""
 
     def joint_attention(self, image_code: Codes, text_code: Codes) -> Tensor:
@@ -114,7 +126,7 @@ class ShowsJointAttention(Protocol):
 
 
 @runtime_checkable
-class UsesPositionNoise(Protocol):
+class UsesPositionNoise(Protocol, metaclass=AskedFor):
     """May place texts at random positions in training; its batches then carry `TextBatch.position_noise`."""
 
     @property
@@ -122,7 +134,7 @@ class UsesPositionNoise(Protocol):
 
 
 @runtime_checkable
-class HasImageFeatures(Protocol):
+class HasImageFeatures(Protocol, metaclass=AskedFor):
     """Pools the output of an image tower before its own layers; pseudo-categories are clusters of that."""
 
     def image_features(self, images: ImageBatch) -> Tensor:
@@ -131,7 +143,7 @@ class HasImageFeatures(Protocol):
 
 
 @runtime_checkable
-class HasEmbedding(Protocol):
+class HasEmbedding(Protocol, metaclass=AskedFor):
     """Gives every item one vector. Losses with an `embed_dim` argument are given its size."""
 
     @property
@@ -139,7 +151,7 @@ class HasEmbedding(Protocol):
 
 
 @runtime_checkable
-class KeepsRegions(Protocol):
+class KeepsRegions(Protocol, metaclass=AskedFor):
     """Keeps fragments in the Codes of images in training. Losses with a `region_dim` argument are given their size."""
 
     @property
@@ -147,7 +159,7 @@ class KeepsRegions(Protocol):
 
 
 @runtime_checkable
-class HasLogitScale(Protocol):
+class HasLogitScale(Protocol, metaclass=AskedFor):
     """Has learned how to turn scores into logits, which contrastive losses and probabilities are made of."""
 
     @property
@@ -177,7 +189,7 @@ P_co = TypeVar("P_co", bound=Hashable, covariant=True)
 
 
 @runtime_checkable
-class Phased(Protocol[P_co]):
+class Phased(Protocol[P_co], metaclass=AskedFor):
     """Declares how its computation changes over time. Only such a loss may be replayed from a CUDA graph.
 
     While `phase` gives the same value, `forward` computes the same function of batch and weights. `forward` asks for
@@ -188,21 +200,21 @@ class Phased(Protocol[P_co]):
 
 
 @runtime_checkable
-class UsesTextPool(Protocol):
+class UsesTextPool(Protocol, metaclass=AskedFor):
     """Compares images with random training texts beside the batch (`PairBatch.pool`)."""
 
     pool_size: int  # how many texts; 0: none
 
 
 @runtime_checkable
-class UsesOfflineNegatives(Protocol):
+class UsesOfflineNegatives(Protocol, metaclass=AskedFor):
     """Compares a pair with hard negatives that were mined before the stage (`PairBatch.offline`)."""
 
     uses_offline: bool
 
 
 @runtime_checkable
-class UsesCategories(Protocol):
+class UsesCategories(Protocol, metaclass=AskedFor):
     """May classify pseudo-categories, which the trainer finds before the stage starts."""
 
     categories: int | None  # how many; None: none are needed
