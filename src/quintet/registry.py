@@ -84,7 +84,7 @@ class Registry:
                 names = get_args(hints[key]) if get_origin(hints[key]) is Literal else ()
                 hint = suggest(value, names) if names and isinstance(value, str) else reason[:1].lower() + reason[1:]
                 raise RecipeError(f"{self.kind} {name!r}: {key} cannot be {str(value)[:80]!r}; {hint}") from None
-            if isinstance(plain, int) and plain < 0:
+            if isinstance(plain, int) and plain < 0 and hints[key] is not float:
                 raise RecipeError(f"{self.kind} {name!r}: {key} cannot be {plain}: it is a size or a count")
 
     def complete(self, name: str, arguments: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:

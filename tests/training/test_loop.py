@@ -17,6 +17,7 @@ from quintet.data import loading
 from quintet.data import resident as image_memory
 from quintet.data.corpus import Corpus
 from quintet.data.scenes.generate import make_scenes
+from quintet.errors import RecipeError
 from quintet.models.vse import VSE
 from quintet.runs.checkpoint import load_tensors
 from quintet.runs.devices import tensor_core_products
@@ -47,12 +48,15 @@ def train_with_processes(recipe: Path, run: Path, count: int) -> None:
 
 MATCHERS: dict[str, dict[str, Any]] = {
     "linear": {"dropout": 0.0, "pooling": "max"},
+    "chunks": {"dropout": 0.0, "pooling": "max"},
     "mlp": {"dropout": 0.0, "pooling": "max", "projection": "mlp"},  # BatchNorm: statistics span both processes
     "heads": {"name": "heads", "hidden": 8, "dropout": 0.0, "text_dropout": 0.0},  # BatchNorm with affine=False
 }
 
 
-@pytest.mark.parametrize("kind", ["linear", pytest.param("mlp", marks=pytest.mark.slow), "heads"])
+@pytest.mark.parametrize(
+    "kind", ["chunks", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("linear", "mlp")), "heads"]
+)
 def test_two_processes_equal_one(tiny_recipe: dict[str, Any], tmp_path: Path, kind: str) -> None:
     """Batches of 7 split unevenly."""
     if kind == "heads":
@@ -61,8 +65,10 @@ def test_two_processes_equal_one(tiny_recipe: dict[str, Any], tmp_path: Path, ki
     tiny_recipe["matcher"] |= MATCHERS[kind]
     # Not Adam: the bias in front of a BatchNorm has no gradient, and Adam makes full steps of its rounding errors.
     tiny_recipe["stages"][0] |= {"batches": {"size": 7}, "epochs": 3, "optimizer": {"name": "sgd", "lr": 0.05}}
-    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(tiny_recipe), encoding="utf-8")
     one = train_recipe(parse_recipe(tiny_recipe), tmp_path / "one", device="cpu")
+    if kind == "chunks":  # of each process's three or four pairs
+        tiny_recipe["stages"][0]["batches"]["chunk"] = 2
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(tiny_recipe), encoding="utf-8")
     train_with_processes(tmp_path / "recipe.yaml", tmp_path / "two", 2)
     first = load_tensors(tmp_path / "one" / "weights.safetensors")[0]
     second = load_tensors(tmp_path / "two" / "weights.safetensors")[0]
@@ -72,6 +78,41 @@ def test_two_processes_equal_one(tiny_recipe: dict[str, Any], tmp_path: Path, ki
             first[name], second[name], rtol=1e-4, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}"
         )
     assert one["online"]["steps"] == 12
+
+
+def test_chunks_are_refused_where_a_batchnorm_needs_the_batch(tiny_recipe: dict[str, Any], tmp_path: Path) -> None:
+    tiny_recipe["matcher"] |= {"projection": "mlp"}
+    tiny_recipe["stages"][0]["batches"] = {"size": 6, "chunk": 2}
+    with pytest.raises(RecipeError, match="normalises over"):
+        train_recipe(parse_recipe(tiny_recipe), tmp_path / "run", device="cpu")
+    assert not (tmp_path / "run").exists()
+    tiny_recipe["stages"][0] |= {"freeze": ["matcher.*projection*"], "epochs": 1}
+    train_recipe(parse_recipe(tiny_recipe), tmp_path / "run", device="cpu")
+
+
+def test_the_average_of_the_weights_is_what_is_kept(
+    tiny_recipe: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against averaging the weights of every step by hand."""
+    decay, steps = 0.6, []
+    tiny_recipe["stages"][0] |= {"batches": {"size": 7}, "epochs": 2, "ema": decay, "select_after": 1}
+    update = loop.StageTrainer._update
+
+    def noting(trainer: loop.StageTrainer) -> None:
+        update(trainer)
+        state = trainer.matcher.state_dict()
+        steps.append({name: tensor.detach().clone() for name, tensor in state.items()})
+
+    monkeypatch.setattr(loop.StageTrainer, "_update", noting)
+    train_recipe(parse_recipe(tiny_recipe), tmp_path / "run", device="cpu")
+    kept = load_tensors(tmp_path / "run" / "weights.safetensors")[0]
+    assert kept.keys() == steps[0].keys()
+    for name, tensor in kept.items():
+        expected = steps[0][name].clone()
+        for state in steps[1:]:
+            expected = decay * expected + (1 - decay) * state[name]
+        torch.testing.assert_close(tensor, expected)
+    assert any(not torch.equal(kept[name], steps[-1][name]) for name in kept)
 
 
 @pytest.fixture

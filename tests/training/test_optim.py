@@ -102,3 +102,37 @@ def test_held_statistics_stay_while_the_batch_is_normalised() -> None:
     assert norm.train()(x).mean().abs() < 1e-5, "by the statistics of the batch"
     assert torch.equal(norm.running_mean, torch.zeros(3))
     assert torch.equal(norm.running_var, torch.ones(3))
+
+
+class Tower(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embeddings = nn.Embedding(2, 2)
+        self.pre_layrnorm = nn.LayerNorm(2)
+        self.encoder = nn.ModuleDict({"layers": nn.ModuleList([nn.Linear(2, 2) for _ in range(3)])})
+        self.post_layernorm = nn.LayerNorm(2)
+
+
+def test_layer_decay_by_hand() -> None:
+    parts = nn.ModuleDict({"vision": Tower(), "head": nn.Linear(2, 2)})
+    recipe = OptimizerRecipe(lr=1.0, layer_decay=0.5, groups=(GroupRecipe(match="*.bias", lr_scale=10),))
+    optimizer = make_optimizer(parts, recipe)
+    set_lr(optimizer, 1.0)
+    rates = {id(parameter): group["lr"] for group in optimizer.param_groups for parameter in group["params"]}
+    found = {name: rates[id(parameter)] for name, parameter in parts.named_parameters()}
+    assert len(found) == len(rates)
+    assert {name: rate for name, rate in found.items() if not name.endswith("bias")} == {
+        "vision.embeddings.weight": 0.0625,
+        "vision.pre_layrnorm.weight": 0.0625,
+        "vision.encoder.layers.0.weight": 0.125,
+        "vision.encoder.layers.1.weight": 0.25,
+        "vision.encoder.layers.2.weight": 0.5,
+        "vision.post_layernorm.weight": 1.0,
+        "head.weight": 1.0,
+    }
+    assert found["vision.encoder.layers.0.bias"] == 1.25
+
+
+def test_layer_decay_needs_layers() -> None:
+    with pytest.raises(RecipeError, match="no numbered layers"):
+        make_optimizer(module(), OptimizerRecipe(layer_decay=0.5))

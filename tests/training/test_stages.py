@@ -116,6 +116,9 @@ def test_a_stopped_run_resumes_bit_for_bit(
     tiny_recipe: dict[str, Any], tmp_path: Path, line: int, accumulate: int
 ) -> None:
     tiny_recipe["stages"][0] |= {"accumulate": accumulate, "log_every": 1, "checkpoint_every": 2, "epochs": 3}
+    if accumulate > 1:
+        tiny_recipe["stages"][0] |= {"ema": 0.5}
+        tiny_recipe["stages"][0]["batches"] |= {"chunk": 2}
     recipe = parse_recipe(two_stages(tiny_recipe))
     train_recipe(recipe, tmp_path / "whole", device="cpu")
     with pytest.raises(InterruptedError):

@@ -12,20 +12,30 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-class _Movable:
-    """Dataclasses of tensors (or of such dataclasses) that move to a device together."""
+class _Rows:
+    """Dataclasses of tensors (or of such dataclasses) with one row per item, which move and are cut together."""
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Self:
         changes: dict[str, Any] = {}
         for field in fields(self):  # type: ignore[arg-type]
             value = getattr(self, field.name)
-            if isinstance(value, Tensor | _Movable):
+            if isinstance(value, Tensor | _Rows):
                 changes[field.name] = value.to(device, non_blocking=non_blocking)
         return replace(self, **changes)  # type: ignore[type-var]
 
+    def take(self, rows: Tensor | slice) -> Self:
+        """These rows."""
+        parts = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
+        taken = {
+            name: part.take(rows) if isinstance(part, _Rows) else part[rows]
+            for name, part in parts.items()
+            if part is not None
+        }
+        return replace(self, **taken)  # type: ignore[type-var]
+
 
 @dataclass(frozen=True)
-class ImageBatch(_Movable):
+class ImageBatch(_Rows):
     """n images, as features of their fragments (regions or grid cells) or as pixels."""
 
     fragments: Tensor | None = None  # (n, L, d)
@@ -74,7 +84,7 @@ def _required(tensor: Tensor | None) -> Tensor:
 
 
 @dataclass(frozen=True)
-class TextBatch(_Movable):
+class TextBatch(_Rows):
     """n texts as token ids, padded to the longest of them."""
 
     tokens: Tensor  # (n, L) int64
@@ -119,11 +129,6 @@ class TextBatch(_Movable):
         names = [field.name for field in fields(TextBatch) if getattr(given[0], field.name) is not None]
         return TextBatch(**{name: torch.cat([getattr(part, name) for part in given]) for name in names})
 
-    def take(self, rows: Tensor | slice) -> TextBatch:
-        """These rows."""
-        parts: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
-        return replace(self, **{name: part[rows] for name, part in parts.items() if part is not None})
-
     @staticmethod
     def from_ids(texts: Sequence[Sequence[int] | np.ndarray], pad: int = 0) -> TextBatch:
         """Pad lists of token ids into a batch."""
@@ -135,7 +140,7 @@ class TextBatch(_Movable):
 
 
 @dataclass(frozen=True)
-class OfflineBatch(_Movable):
+class OfflineBatch(_Rows):
     """The offline hard negatives of n pairs (AOQ section 3.2), row i for pair i."""
 
     texts: TextBatch  # t_off: a hard negative text of the image
@@ -145,7 +150,7 @@ class OfflineBatch(_Movable):
 
 
 @dataclass(frozen=True)
-class TextPool(_Movable):
+class TextPool(_Rows):
     """Training texts beside the batch, from which a loss may take its negatives."""
 
     texts: TextBatch
@@ -153,7 +158,7 @@ class TextPool(_Movable):
 
 
 @dataclass(frozen=True)
-class PairBatch(_Movable):
+class PairBatch(_Rows):
     """n corresponding pairs: row i of the images belongs to row i of the texts."""
 
     images: ImageBatch

@@ -14,6 +14,7 @@ OBJECTIVES = Registry(
         "relation": "quintet.losses.relation:RelationObjective",
         "instance": "quintet.losses.instance:InstanceObjective",
         "ranking": "quintet.losses.ranking:RankingObjective",
-        "contrastive": "quintet.losses.triplet:ContrastiveObjective",
+        "contrastive": "quintet.losses.contrastive:ContrastiveObjective",
+        "sigmoid": "quintet.losses.contrastive:SigmoidObjective",
     },
 )

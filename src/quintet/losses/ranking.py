@@ -93,7 +93,7 @@ class RankingObjective(nn.Module):
             scores = step.matcher.score(at_least_float32(step.image_codes), at_least_float32(measured))  # (b, m)
         allowed = images[:, None] != pool.groups
         chosen = scores.masked_fill(~allowed, -torch.inf).argmax(dim=1)  # (b,)
-        negatives = step.matcher.encode_texts(pool.texts.take(chosen))
+        negatives = step.encode_texts(pool.texts.take(chosen))
         wrong = step.pair_scores(step.image_codes, negatives)
         right = step.scores.diagonal()[step.mine]
         return hinge(right, wrong, self.margin) * allowed.any(dim=1)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from quintet import distributed
 from quintet.codes import Codes
@@ -18,6 +19,8 @@ from quintet.layers.normalize import BATCH_NORMS, widen
 from quintet.protocols import Matcher, Phased
 
 P = TypeVar("P", bound=Hashable)
+T = TypeVar("T")
+Batch = TypeVar("Batch", ImageBatch, TextBatch)
 
 
 @dataclass(frozen=True)
@@ -42,14 +45,26 @@ class Step:
 
     With several processes `batch` is this process's share of the global batch, (b) of (B) pairs. `scores` spans the
     global batch, and `mine` selects the rows and columns of this process. A loss returns values of these anchors only.
+
+    With `chunk`, so many items are encoded at a time, and backward encodes each chunk again with the same random state:
+    gradient caching (Gao, Zhang, Han, Callan: Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup,
+    RepL4NLP 2021). Memory holds the codes of the batch and the activations of one chunk; the gradient is the same.
     """
 
-    def __init__(self, matcher: Matcher, batch: PairBatch, progress: Progress, total: int | None = None) -> None:
+    def __init__(
+        self,
+        matcher: Matcher,
+        batch: PairBatch,
+        progress: Progress,
+        total: int | None = None,
+        chunk: int | None = None,
+    ) -> None:
         self.matcher = matcher
         self.batch = batch
         self._progress = progress
         self.progress_was_read = False  # then this step is never recorded: a replay would not see time pass
         self.total = len(batch) if total is None else total  # pairs in the global batch
+        self.chunk = chunk
         self._device = batch.text_groups.device.type
         self._half = torch.is_autocast_enabled(self._device)
 
@@ -66,20 +81,36 @@ class Step:
     @cached_property
     def image_codes(self) -> Codes:
         """Codes of this process's images."""
-        return self._encode_images(self.batch.images)
+        return self.encode_images(self.batch.images)
 
     @cached_property
     def text_codes(self) -> Codes:
         """Codes of this process's texts."""
-        return self._encode_texts(self.batch.texts)
+        return self.encode_texts(self.batch.texts)
 
-    def _encode_images(self, images: ImageBatch) -> Codes:
-        with self._encoding():
-            return self.matcher.encode_images(images)
+    def encode_images(self, images: ImageBatch) -> Codes:
+        return self._encode(self.matcher.encode_images, images)
 
-    def _encode_texts(self, texts: TextBatch) -> Codes:
+    def encode_texts(self, texts: TextBatch) -> Codes:
+        return self._encode(self.matcher.encode_texts, texts)
+
+    def _encode(self, encode: Callable[[Batch], Codes], batch: Batch) -> Codes:
         with self._encoding():
-            return self.matcher.encode_texts(texts)
+            if not self._is_cut(len(batch)):
+                return encode(batch)
+            parts = [batch.take(rows) for rows in self._chunks(len(batch))]
+            return Codes.cat([self._again_in_backward(partial(encode, part)) for part in parts])
+
+    def _is_cut(self, rows: int) -> bool:
+        return self.chunk is not None and rows > self.chunk and torch.is_grad_enabled()
+
+    def _chunks(self, rows: int) -> list[slice]:
+        assert self.chunk is not None
+        return [slice(start, start + self.chunk) for start in range(0, rows, self.chunk)]
+
+    def _again_in_backward(self, compute: Callable[[], T]) -> T:
+        # A tensor on the device tells `checkpoint` whose random state to keep.
+        return checkpoint(lambda _: compute(), self.batch.text_groups, use_reentrant=False)
 
     def _encoding(self) -> torch.autocast:
         """Autocast as it was when the step began: a loss may turn it off before it asks for codes."""
@@ -91,8 +122,14 @@ class Step:
         # Scores and hinges are float32, even if the encoders ran in bfloat16.
         with torch.autocast(self._device, enabled=False):
             all_texts = distributed.gather_codes(at_least_float32(self.text_codes), self.total)
+            images = at_least_float32(self.image_codes)
             # (b, B): each process scores its own images
-            rows = self.matcher.score(at_least_float32(self.image_codes), all_texts)
+            if images.fragments is not None and self._is_cut(len(images)):  # a score of fragments has activations, too
+                parts = [images[rows] for rows in self._chunks(len(images))]
+                scores = [self._again_in_backward(partial(self.matcher.score, part, all_texts)) for part in parts]
+                rows = torch.cat(scores)
+            else:
+                rows = self.matcher.score(images, all_texts)
             return distributed.gather_rows(rows, self.total)
 
     def encode_offline(self, derived: bool) -> None:
@@ -107,8 +144,8 @@ class Step:
         names = ("image_codes", "_offline_image_codes", "_derived_image_codes")[: 2 + derived]
         batches = (self.batch.images, self._offline.images, self._offline.derived_images)[: 2 + derived]
         text_batches = (self.batch.texts, self._offline.texts, self._offline.derived_texts)[: 2 + derived]
-        images = self._encode_images(ImageBatch.cat(batches))
-        texts = self._encode_texts(TextBatch.cat(text_batches))
+        images = self.encode_images(ImageBatch.cat(batches))
+        texts = self.encode_texts(TextBatch.cat(text_batches))
         size = len(self.batch)
         for number, name in enumerate(names):
             rows = slice(number * size, (number + 1) * size)
@@ -145,19 +182,19 @@ class Step:
 
     @cached_property
     def _offline_image_codes(self) -> Codes:
-        return self._encode_images(self._offline.images)
+        return self.encode_images(self._offline.images)
 
     @cached_property
     def _offline_text_codes(self) -> Codes:
-        return self._encode_texts(self._offline.texts)
+        return self.encode_texts(self._offline.texts)
 
     @cached_property
     def _derived_image_codes(self) -> Codes:
-        return self._encode_images(self._offline.derived_images)
+        return self.encode_images(self._offline.derived_images)
 
     @cached_property
     def _derived_text_codes(self) -> Codes:
-        return self._encode_texts(self._offline.derived_texts)
+        return self.encode_texts(self._offline.derived_texts)
 
     def pair_scores(self, image_codes: Codes, text_codes: Codes) -> Tensor:
         """(n,): row i against row i, in float32."""

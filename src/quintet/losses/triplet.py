@@ -1,37 +1,18 @@
-"""Losses of a batch from its scores: triplet, with all negatives (AOQ Eq. 1) or the hardest (Eq. 2), and contrastive.
-
-The contrastive loss (InfoNCE) is not from one of the five papers. It trains `quintet-small`, the heads over frozen
-towers (`models/heads.py`), and its smooth maximum is a warm-up of the triplet loss.
-"""
+"""The triplet loss of a batch: all negatives of an anchor (AOQ Eq. 1) or the hardest (Eq. 2)."""
 
 from __future__ import annotations
 
-import math
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
+from quintet.losses.contrastive import contrastive
 from quintet.losses.step import Progress, Step, Term
 
 NegativeChoice = Literal["all", "mean", "softmax", "hardest"]
 Warmup = Literal["mean", "softmax"]
 SHARPNESS = 4  # margins over the temperature of "softmax": a negative that keeps the margin still counts e^-4
-
-
-def contrastive(scores: Tensor, negative: Tensor, *, scale: Tensor | float) -> dict[str, Tensor]:
-    """Two cross-entropies of each pair (i, t) on the diagonal of `scores`, over itself and its negatives.
-
-    Returns `text` (n,): which text belongs to image i, and `image` (n,): which image to text t.
-
-    >>> costs = contrastive(torch.eye(2), ~torch.eye(2, dtype=torch.bool), scale=1.0)
-    >>> round(costs["text"][0].item(), 4)  # log(1 + e^-1)
-    0.3133
-    """
-    own = torch.eye(len(scores), dtype=torch.bool, device=scores.device)
-    logits = (scores * scale).masked_fill(~(negative | own), -torch.inf)
-    positive = logits.diagonal()
-    return {"text": logits.logsumexp(dim=1) - positive, "image": logits.logsumexp(dim=0) - positive}
 
 
 def triplet(
@@ -130,26 +111,3 @@ def check_warmup(warmup: Warmup, margin: float) -> None:
         raise ValueError(f"warmup must be one of {', '.join(get_args(Warmup))}, got {warmup!r}")
     if warmup == "softmax" and margin <= 0:
         raise ValueError(f"warmup: softmax takes its temperature from the margin, which must be positive, got {margin}")
-
-
-class ContrastiveObjective(nn.Module):
-    """InfoNCE over the (global) batch. Other texts of the anchor's own group are left out.
-
-    `temperature` is the initial value of the learned temperature, which never falls below 0.01.
-    """
-
-    def __init__(self, temperature: float = 0.05, weight: float = 1.0) -> None:
-        super().__init__()
-        if not temperature >= 0.01:
-            raise ValueError(f"temperature must be at least 0.01, got {temperature}")
-        self.log_scale = nn.Parameter(torch.tensor(-math.log(temperature)))
-        self.weight = weight
-
-    def phase(self, progress: Progress) -> None:
-        """The computation never changes."""
-
-    def forward(self, step: Step) -> dict[str, Term]:
-        scale = self.log_scale.clamp(max=math.log(100)).exp()
-        costs = contrastive(step.scores, ~step.same_group, scale=scale)
-        collapse_value = math.log(max(2, step.total))
-        return {name: Term(values[step.mine], self.weight, collapse_value) for name, values in costs.items()}

@@ -23,7 +23,7 @@ from quintet.losses import OBJECTIVES
 from quintet.losses.step import Progress, Step, Term
 from quintet.models import MODELS, create_model
 from quintet.models.size_limit import build_within
-from quintet.protocols import HasEmbedding, KeepsRegions, Matcher, Phased, UsesCategories, UsesTextPool
+from quintet.protocols import HasEmbedding, HasLogitScale, KeepsRegions, Matcher, Phased, UsesCategories, UsesTextPool
 from quintet.runs.checkpoint import load_tensors, own_rows, save_tensors, whole_state
 from quintet.runs.run import load
 from quintet.runs.run_folder import locate, read_head
@@ -209,6 +209,7 @@ def build_objective(stage: StageRecipe, matcher: Matcher, tokenizer: Tokenizer, 
         facts["embed_dim"] = matcher.embed_dim
     if isinstance(matcher, KeepsRegions):
         facts["region_dim"] = matcher.region_dim
+    facts["has_logit_scale"] = isinstance(matcher, HasLogitScale)
     return Objectives(
         {
             name: build_within(OBJECTIVES, name, OBJECTIVES.complete(name, arguments, facts))

@@ -56,6 +56,8 @@ def recording_obstacle(stage: StageRecipe, without_phase: Sequence[str], device:
         return "accumulate is not 1"
     if stage.compile:
         return "compile is on"
+    if stage.batches.chunk is not None:
+        return "batches.chunk encodes again in backward"
     if without_phase:
         return f"loss {without_phase[0]!r} has no phase(progress), so it may change over time"
     return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from quintet import distributed
 from quintet.codes import Codes
@@ -26,7 +27,7 @@ from quintet.evaluation.metrics import metrics_of_ranks, retrieval_metrics
 from quintet.evaluation.ranks import BLOCK, count_ranks
 from quintet.evaluation.scoring import Member, member_scores, whole_tiles
 from quintet.files import check_shape, write_json
-from quintet.layers.normalize import share_batchnorms
+from quintet.layers.normalize import BATCH_NORMS, share_batchnorms
 from quintet.losses.step import Progress, Step
 from quintet.protocols import Matcher, UsesPositionNoise, evaluation_mode, module_of
 from quintet.runs.checkpoint import load_checkpoint, save_checkpoint, save_tensors
@@ -117,8 +118,16 @@ class StageTrainer:
         self.frozen = frozen_modules(self.module, stage.freeze)
         if stage.frozen == "train":
             hold_statistics(self.frozen)
+        check_chunks(stage, matcher, self.frozen)
         self.optimizer = make_optimizer(self.module, stage.optimizer)
         self.trainable = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
+        self.average: AveragedModel | None = None
+        if stage.ema is not None:
+            average = get_ema_multi_avg_fn(stage.ema)
+            self.average = AveragedModel(module_of(matcher), multi_avg_fn=average, use_buffers=True).requires_grad_(
+                False
+            )
+            self.module["average"] = self.average  # so that checkpoints hold it
         self.objective = objective
         self.train_images = data.image_source(matcher, augment)
         self.validation_images = data.image_source(matcher)
@@ -298,7 +307,7 @@ class StageTrainer:
         """Forward and backward pass of a batch; `share` is its part of an optimizer step."""
         half = self.stage.precision == "bfloat16"
         with torch.autocast(self.device.type, torch.bfloat16, enabled=half, cache_enabled=self.graphs is None):
-            step = Step(self.matcher, batch, progress, total)
+            step = Step(self.matcher, batch, progress, total, self.stage.batches.chunk)
             terms = self.objective(step)
         loss = torch.zeros((), device=self.device)
         for term in terms.values():
@@ -322,6 +331,8 @@ class StageTrainer:
         self._norms.append((self.position.step, norm.detach()))
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+        if self.average is not None:
+            self.average.update_parameters(module_of(self.matcher))
         self.position.step += 1
 
     def _report(self, log: Log | None) -> None:
@@ -366,14 +377,15 @@ class StageTrainer:
         """Measure the validation split; keep the weights when they are the best so far."""
         at = self.position
         self.module.eval()
-        metrics = validate(self.matcher, self.data, self.validation_images, self.validation_texts, self.device)
+        kept: Any = self.matcher if self.average is None else self.average.module
+        metrics = validate(kept, self.data, self.validation_images, self.validation_texts, self.device)
         value = metrics[self.stage.select]
         better = at.epoch > self.stage.select_after and is_better(self.stage.select, value, at.best)
         if better:
             at.best, at.best_epoch, at.best_metrics = value, at.epoch, metrics
             if distributed.is_main():
                 facts = {"stage": self.stage.name, "epoch": at.epoch, "metrics": metrics}
-                save_tensors(self.folder / "selected.safetensors", self.matcher.state_dict(), facts)
+                save_tensors(self.folder / "selected.safetensors", kept.state_dict(), facts)
             save_objective(self.folder, self.objective)
         if log is not None:
             seconds = round(self._seconds, 3)  # of training since the last validation
@@ -385,6 +397,19 @@ class StageTrainer:
         self._flush()
         self.position.window, self.position.stuck = dict(self.window.sums), self.watch.count
         save_checkpoint(self.checkpoint, self.module, self.optimizer, asdict(self.position))
+
+
+def check_chunks(stage: StageRecipe, matcher: Matcher, frozen: Sequence[nn.Module]) -> None:
+    """Refuse to encode in chunks what a BatchNorm normalises over a batch. `frozen`: the parts that do not train."""
+    held = {part for outer in frozen if stage.frozen == "eval" for part in outer.modules()}
+    names = [
+        name for name, part in module_of(matcher).named_modules() if isinstance(part, BATCH_NORMS) and part not in held
+    ]
+    if stage.batches.chunk is not None and names:
+        raise RecipeError(
+            f"stage {stage.name!r}: batches.chunk encodes a part of the batch at a time, but {names[0]!r} normalises "
+            "over all of it; leave chunk out, or freeze that part"
+        )
 
 
 def check_metric(name: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from quintet import distributed
 from quintet.errors import RecipeError
 from quintet.layers.normalize import BATCH_NORMS
-from quintet.training.recipe_models import OptimizerRecipe, ScheduleRecipe
+from quintet.training.recipe_models import GroupRecipe, OptimizerRecipe, ScheduleRecipe
 
 
 def freeze(module: nn.Module, patterns: Iterable[str]) -> None:
@@ -70,25 +71,56 @@ def make_optimizer(module: nn.Module, recipe: OptimizerRecipe) -> torch.optim.Op
     named = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
     if not named:
         raise RecipeError("there is nothing to train: every parameter is frozen")
-    members: list[list[nn.Parameter]] = [[] for _ in range(len(recipe.groups) + 1)]
+    depths = layer_depths(module) if recipe.layer_decay < 1 else {}
+    # (number of the group, layers above) -> its parameters
+    members: dict[tuple[int, int], list[nn.Parameter]] = {}
     for name, parameter in named.items():
         matches = (number for number, group in enumerate(recipe.groups) if fnmatchcase(name, group.match))
-        members[next(matches, len(recipe.groups))].append(parameter)
-    settings = []
-    for group, parameters in zip(recipe.groups, members, strict=False):
-        if not parameters:
+        members.setdefault((next(matches, len(recipe.groups)), depths.get(name, 0)), []).append(parameter)
+    for number, group in enumerate(recipe.groups):
+        if all(member != number for member, _ in members):
             raise RecipeError(
                 f"optimizer group {group.match!r} matches no trainable parameter; names look like {_some(named)}"
             )
+    rest = GroupRecipe(match="*")
+    settings = []
+    for (number, depth), parameters in sorted(members.items(), key=lambda member: member[0]):
+        group = (*recipe.groups, rest)[number]
         decay = recipe.weight_decay if group.weight_decay is None else group.weight_decay
-        settings.append({"params": parameters, "base_lr": recipe.lr * group.lr_scale, "weight_decay": decay})
-    if members[-1]:
-        settings.append({"params": members[-1], "base_lr": recipe.lr, "weight_decay": recipe.weight_decay})
+        lr = recipe.lr * group.lr_scale * recipe.layer_decay**depth
+        settings.append({"params": parameters, "base_lr": lr, "weight_decay": decay})
     if recipe.name == "sgd":
         return torch.optim.SGD(settings, lr=recipe.lr, momentum=recipe.momentum, nesterov=recipe.nesterov)
     kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[recipe.name]
     on_gpu = all(parameter.is_cuda for parameter in named.values())
     return kind(settings, lr=recipe.lr, fused=True if on_gpu else None)  # one kernel instead of dozens
+
+
+def layer_depths(module: nn.Module) -> dict[str, int]:
+    """How many layers a parameter of a transformer has above it, as layer-wise decay counts: the last layer has one.
+
+    What feeds the first layer (embeddings, patches) has one more than that; heads and projections have none.
+    """
+    layers: dict[str, dict[int, list[str]]] = {}  # of each transformer, by number
+    for name, _ in module.named_parameters():
+        if (found := _LAYER.match(name)) is not None:
+            layers.setdefault(found["tower"], {}).setdefault(int(found["number"]), []).append(name)
+    if not layers:
+        raise RecipeError("optimizer.layer_decay is for transformers, and this matcher has no numbered layers")
+    depths: dict[str, int] = {}
+    for tower, numbered in layers.items():
+        count = max(numbered) + 1
+        depths |= {name: count - number for number, names in numbered.items() for name in names}
+        root = tower.rsplit(".", 1)[0]  # what holds the stack of layers and, beside it, the embeddings
+        for name, _ in module.named_parameters():
+            if name not in depths and name.startswith(f"{root}.") and _INPUT.search(name[len(root) :]):
+                depths[name] = count + 1
+    return depths
+
+
+# A layer of a transformer: `...encoder.layers.3.` and what other libraries call it.
+_LAYER = re.compile(r"(?P<tower>.+)\.(layers?|blocks|resblocks|h)\.(?P<number>\d+)\.")
+_INPUT = re.compile(r"embed|cls_token|pre_?laye?rnorm")
 
 
 def _some(named: dict[str, nn.Parameter]) -> str:

@@ -119,6 +119,11 @@ class NamedRecipe(BaseModel):
 class BatchRecipe(_Strict):
     kind: Literal["random", "neighbours"] = Field("random", description="neighbours: batches of similar images")
     size: int = Field(128, ge=2, le=2**20, description="pairs in a batch, over all processes")
+    chunk: int | None = Field(
+        None,
+        ge=1,
+        description="gradient caching: pairs encoded at a time; the gradient is the same, and larger batches fit",
+    )
     per: Literal["texts", "images"] = Field("texts", description="an epoch visits each text once, or each image once")
     drop_last: bool = False
     from_epoch: int = Field(0, ge=0, description="neighbours: epochs with random batches before")
@@ -177,6 +182,12 @@ class OptimizerRecipe(_Strict):
     momentum: float = Field(0.9, ge=0, lt=1, description="sgd only")
     nesterov: bool = Field(False, description="sgd only")
     groups: tuple[GroupRecipe, ...] = ()
+    layer_decay: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="factor of the learning rate from one layer of a transformer to the one below, down to its input",
+    )
 
 
 class ScheduleRecipe(_Strict):
@@ -208,6 +219,12 @@ class StageRecipe(_Strict):
     epochs: int = Field(30, ge=1)
     clip: float | None = Field(2.0, gt=0, description="maximum norm of the gradient")
     accumulate: int = Field(1, ge=1, description="batches per optimizer step; each has its own negatives")
+    ema: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="decay of an exponential moving average of the matcher's weights, which is validated and kept",
+    )
     precision: Literal["float32", "tf32", "bfloat16"] = Field(
         "float32", description="tf32: products on a GPU's tensor cores; bfloat16: automatic half precision"
     )

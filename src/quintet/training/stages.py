@@ -50,8 +50,8 @@ from quintet.training.build import (
 )
 from quintet.training.inputs import TrainingData, keep_inputs, open_data
 from quintet.training.logs import Display, Silent
-from quintet.training.loop import StageTrainer, Summary, check_metric
-from quintet.training.optim import freeze, make_optimizer
+from quintet.training.loop import StageTrainer, Summary, check_chunks, check_metric
+from quintet.training.optim import freeze, frozen_modules, make_optimizer
 from quintet.training.recipe import expand_recipe, load_recipe, parse_recipe, recipe_yaml, with_whole_paths
 from quintet.training.recipe_models import NegativesRecipe, Recipe, StageRecipe
 from quintet.training.without_effect import optimizer_steps, settings_without_effect
@@ -141,6 +141,7 @@ def check_stages(recipe: Recipe, model: dict[str, Any], tokenizer: Tokenizer, da
             require_clustering()
         module = nn.ModuleDict({"matcher": module_of(matcher), "objective": objective})
         freeze(module, stage.freeze)
+        check_chunks(stage, matcher, frozen_modules(module, stage.freeze))
         make_optimizer(module, stage.optimizer)
         for parameter, wanted in trainable.items():
             parameter.requires_grad_(wanted)

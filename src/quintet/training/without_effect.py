@@ -66,6 +66,10 @@ def _losses(stage: StageRecipe, steps: int) -> Iterator[str]:
 
 def _batches(stage: StageRecipe) -> Iterator[str]:
     batches = stage.batches
+    if batches.chunk is not None and batches.chunk >= batches.size:
+        yield (
+            f"batches.chunk: {batches.chunk} has no effect on batches of {batches.size} pairs (stage {stage.name!r})"
+        )
     if batches.kind == "random":
         yield from _unread(
             stage, batches, BatchRecipe(), "batches", ("from_epoch", "refresh", "per_cluster", "clusters")
@@ -97,11 +101,16 @@ def _others(stage: StageRecipe) -> Iterator[str]:
     if stage.frozen == "train" and not stage.freeze:
         yield f"frozen: train has no effect: nothing is frozen in stage {stage.name!r}"
     if stage.negatives is not None:
-        if not any(isinstance(OBJECTIVES.builder(name), UsesOfflineNegatives) for name in stage.loss):
+        if not any(_reads_negatives(name, given) for name, given in stage.loss.items()):
             yield f"negatives are mined for stage {stage.name!r}, and no loss of it reads them"
         if stage.negatives.distribution == "uniform":
             plain = NegativesRecipe(source=stage.negatives.source)
             yield from _unread(stage, stage.negatives, plain, "negatives", ("mean", "std"), "distribution")
+
+
+def _reads_negatives(name: str, given: dict[str, Any]) -> bool:
+    loss = OBJECTIVES.builder(name)
+    return isinstance(loss, UsesOfflineNegatives) and bool(given.get("offline", loss.uses_offline))
 
 
 def _unread(
