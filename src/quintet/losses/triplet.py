@@ -7,7 +7,6 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from quintet.losses.contrastive import contrastive
 from quintet.losses.step import Progress, Step, Term
 
 NegativeChoice = Literal["all", "mean", "softmax", "hardest"]
@@ -37,6 +36,8 @@ def triplet(
     (True, 0.1)
     """
     if choose == "softmax":
+        from quintet.losses.contrastive import contrastive  # few recipes ask for it
+
         temperature = margin / SHARPNESS
         costs = contrastive(scores, negative, scale=1 / temperature)
         return {name: temperature * values for name, values in costs.items()}
