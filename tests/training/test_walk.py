@@ -64,7 +64,7 @@ def test_the_architecture_page_has_the_number() -> None:
 
 
 def test_the_architecture_page_has_the_size() -> None:
-    """Within a twentieth: it need not change with every commit."""
+    """Within a tenth: it need not change with every commit."""
     sources = [path.read_text() for path in (ROOT / "src" / "quintet").rglob("*.py")]
     modules = sum(bool(source.strip()) for source in sources)
     lines = sum(len(source.splitlines()) for source in sources)
@@ -74,7 +74,7 @@ def test_the_architecture_page_has_the_size() -> None:
     )
     assert found is not None
     written = [int(number.replace(",", "")) for number in found.groups()]
-    assert written == pytest.approx([modules, lines, code], rel=0.05), (modules, lines, code)
+    assert written == pytest.approx([modules, lines, code], rel=0.1), (modules, lines, code)
 
 
 def lines_of_code(source: str) -> int:
