@@ -12,9 +12,8 @@ PAGES = sorted(
     path.relative_to(ROOT).as_posix()
     for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
 )
-_FENCED = re.compile(r"^```(?:sh|bash|console)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _INDENTED = re.compile(r"(?:^ {4}\S.*\n(?:^ {4,}\S.*\n|^ *\n(?= {4}))*)", re.MULTILINE)
-_OTHER_FENCES = re.compile(r"^```\w+\n.*?^```$", re.MULTILINE | re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -42,10 +41,10 @@ class Line:
 def commands(page: str) -> list[Line]:
     """Every shell command of a page, in order: fenced blocks without a language (or sh), and indented blocks."""
     text = (ROOT / page).read_text(encoding="utf-8")
-    blocks = [(match.start(1), match.group(1)) for match in _FENCED.finditer(text)]
+    shell = ("", "sh", "bash", "console")
+    blocks = [(match.start(2), match.group(2)) for match in _FENCED.finditer(text) if match.group(1) in shell]
     # Blank the fences, so that an indented line inside one is not found twice.
     plain = _FENCED.sub(lambda match: re.sub(r"[^\n]", " ", match.group()), text)
-    plain = _OTHER_FENCES.sub(lambda match: re.sub(r"[^\n]", " ", match.group()), plain)
     blocks += [(match.start(), match.group()) for match in _INDENTED.finditer(plain)]
     found = []
     for start, block in sorted(blocks):

@@ -46,8 +46,11 @@ def blocks_of() -> Callable[[str, str], list[Block]]:
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working directory of the code on a page, with a few generated photos."""
     generator = torch.Generator().manual_seed(0)
-    (tmp_path / "photos").mkdir()
-    for name in ("dog.jpg", "beach.jpg", *(f"photos/{number}.jpg" for number in range(4))):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for folder in ("photos", "Pictures"):
+        (tmp_path / folder).mkdir()
+    photos = (f"{folder}/{number}.jpg" for folder in ("photos", "Pictures") for number in range(4))
+    for name in ("dog.jpg", "beach.jpg", *photos):
         pixels = torch.randint(0, 256, (6, 8, 3), generator=generator, dtype=torch.uint8).numpy()
         Image.fromarray(pixels).resize((96, 72)).save(tmp_path / name)
     monkeypatch.chdir(tmp_path)

@@ -60,6 +60,13 @@ def test_commands_are_found_in_every_kind_of_block() -> None:
     assert len(QUINTET) > 80
 
 
+def test_a_shell_block_after_a_python_block_is_found() -> None:
+    """Both have fences, and the end of the one is no beginning of the other."""
+    lines = [line.quintet[:2] for line in commands("README.md") if line.quintet]
+    assert ("index", "quintet-small") in lines
+    assert ("train", "demo-scenes") in lines
+
+
 def test_python_scripts_that_are_named_exist() -> None:
     scripts = [word for line in LINES for word in line.words if word.endswith(".py")]
     assert scripts

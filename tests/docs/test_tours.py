@@ -231,6 +231,8 @@ def prepare(page: str, home: Path, made: Callable[[], Path]) -> None:
     if page == "docs/studies.md":
         (home / "my.yaml").write_text(run(Line(page, 0, ("quintet", "recipes", "show", "aoq-vse-scenes")), home))
         (home / "mine.yaml").write_text(fenced_blocks(page, "yaml")[0].text)
+    if page == "docs/indexes.md":
+        quintet(home, "index", "quintet-small", "~/Pictures", "-o", "holiday")
     if page == "docs/search.md":
         quintet(home, "index", "quintet-small", "~/Pictures", "--texts", "questions.txt", "-o", "photos-and-texts")
     if page == "docs/convert.md":
