@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from quintet.errors import TrainingError
+from quintet.errors import RunError, TrainingError
 from quintet.files import read_jsonl
 from quintet.training import logs
 from quintet.training.logs import PATIENCE, CollapseWatch, Log, Window, refuse_not_finite
@@ -80,3 +80,13 @@ def test_a_moving_loss_starts_the_count_again() -> None:
 def test_losses_without_a_flat_value_never_collapse() -> None:
     watch = CollapseWatch(PATIENCE - 1)
     assert watch.look({"instance": None}, {"instance": 0.2}) is None
+
+
+def test_a_log_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+    log = Log(tmp_path)
+    log._file = Path("/dev/full").open("w", encoding="utf-8")  # noqa: SIM115
+    with pytest.raises(RunError, match="No space left"):
+        log.write("train", 1, loss=0.5)
+    (tmp_path / "stages").write_bytes(b"mine")
+    with pytest.raises(RunError, match="Not a directory"):
+        Log(tmp_path / "stages" / "online")

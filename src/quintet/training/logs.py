@@ -7,6 +7,8 @@ import json
 import math
 import os
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -101,25 +103,32 @@ class Log:
                 row for row in _complete_rows(self._path) if resumed_step is not None and row["step"] <= resumed_step
             ]
             write_jsonl(self._path, kept)
-        try:
+        with self._os_errors():
             folder.mkdir(parents=True, exist_ok=True)
             self._file = self._path.open("a", encoding="utf-8")
             self._board = _board(folder / "tensorboard", resumed_step)
-        except OSError as error:
-            raise RunError(f"could not write to {folder}: {error.strerror or error}") from None
 
     def write(self, kind: str, step: int, **values: Any) -> None:
-        self._file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
-        self._file.flush()
-        if self._board is not None:
-            for name, value in values.items():
-                if isinstance(value, int | float):
-                    self._board.add_scalar(f"{kind}/{name}", value, step)
+        with self._os_errors():
+            self._file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
+            self._file.flush()
+            if self._board is not None:
+                for name, value in values.items():
+                    if isinstance(value, int | float):
+                        self._board.add_scalar(f"{kind}/{name}", value, step)
 
     def close(self) -> None:
-        self._file.close()
-        if self._board is not None:
-            self._board.close()
+        with self._os_errors():
+            self._file.close()
+            if self._board is not None:
+                self._board.close()
+
+    @contextmanager
+    def _os_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise RunError(f"could not write {self._path}: {error.strerror or error}; make room and resume") from error
 
 
 def _complete_rows(path: Path) -> list[dict[str, Any]]:
