@@ -33,6 +33,7 @@ NAMES = (
     "runs",
     "recipes",
     "corpora",
+    "lists",
     "imports",
     "words",
     "indexes",

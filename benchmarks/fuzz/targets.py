@@ -1,4 +1,4 @@
-"""What is fuzzed: every parser of data from outside, in ten targets.
+"""What is fuzzed: every parser of data from outside, in eleven targets.
 
 A target is a list of parsers. The first byte of an input chooses one of them, and the rest is what it reads. Most
 parsers read a file of the material (a run, a corpus, an index) that is replaced by the input, while its other files are
@@ -33,6 +33,7 @@ from quintet.backbones.weights import read_weights
 from quintet.cli.main import app
 from quintet.cli.options import parse_size
 from quintet.codes import Codes
+from quintet.data.candidates import read_lists
 from quintet.data.corpus import Corpus
 from quintet.data.feature_store import FeatureStore, WordFeatures, write_word_features
 from quintet.data.formats import get_format, parse_options
@@ -46,6 +47,9 @@ from quintet.data.word_vectors import read_word_vectors
 from quintet.data.wordpiece import WordPiece
 from quintet.evaluation.human_agreement import read_expert_annotations
 from quintet.evaluation.result import _RANK_FIELDS, load_ranks
+from quintet.features.job import Skipped, _journal_line, _journal_row
+from quintet.locks import _content, folder_lock
+from quintet.mining.journal import Journal
 from quintet.runs.checkpoint import load_checkpoint, save_checkpoint, save_tensors
 from quintet.runs.convert.original import read_checkpoint
 from quintet.runs.run_folder import default_split, verify_run
@@ -212,6 +216,53 @@ def corpora(made: Material, folder: Path) -> list[Parser]:
 
 
 _splits: dict[Path, Any] = {}
+
+
+def lists(made: Material, folder: Path) -> list[Parser]:
+    """Candidate lists made elsewhere, journals of mining and extraction, lock files."""
+    split = _split(made)
+    arrays = folder / "arrays"
+    arrays.mkdir()
+    images, each = len(split.images), len(split.texts) // len(split.images)
+    others = (np.arange(images)[:, None] + [1, 2, 3]) % images  # (images, 3)
+    (arrays / "i2t_lists.npy").write_bytes(npy(others * each))
+    (arrays / "t2i_lists.npy").write_bytes(npy(others.repeat(each, axis=0)))
+    journal, locked = folder / "journal", folder / "locked"
+    Journal(journal, {"top": 3}).write(slice(0, 2), {"rows": np.arange(2)})
+    locked.mkdir()
+    pairs = [(split.images[row].id, split.texts[text].id) for row in range(images) for text in others[row] * each]
+    pairs += [(split.images[others[row // each, 0]].id, text.id) for row, text in enumerate(split.texts)]
+    rows = [{"image_id": image, "text_id": text, "score": 0.5, "direction": "i2t"} for image, text in pairs]
+    rows += [row | {"direction": "t2i"} for row in rows]
+    table = "\n".join([",".join(rows[0]), *(",".join(map(str, row.values())) for row in rows)]).encode()
+
+    def read(path: Path) -> object:
+        return read_lists(path, split, top_texts=1, top_images=1, note=lambda _: None)
+
+    def mine() -> None:
+        known = Journal(journal, {"top": 3})
+        for start, stop in known.finished:
+            known.read(start, stop)
+
+    def lock(data: bytes) -> None:
+        (locked / "lock").write_bytes(data)
+        try:
+            with folder_lock(locked, "fuzzing"):
+                pass
+        finally:
+            (locked / "lock").unlink(missing_ok=True)
+
+    return [
+        at_file(folder / "table.csv", lambda: read(folder / "table.csv"), table),
+        at_file(folder / "table.tsv", lambda: read(folder / "table.tsv"), table.replace(b",", b"\t")),
+        at_file(
+            folder / "table.jsonl", lambda: read(folder / "table.jsonl"), "\n".join(map(json.dumps, rows)).encode()
+        ),
+        *files_of(arrays, ["*.npy"], lambda: read(arrays)),
+        *files_of(journal, ["journal.json", "*.npz"], mine),
+        Parser(lock, [json.dumps(_content("fuzzing")).encode(), b"{}"]),
+        Parser(_journal_row, [_journal_line(2, [Skipped("a", "damaged")])]),
+    ]
 
 
 def _split(made: Material) -> Any:
@@ -539,6 +590,7 @@ TARGETS: dict[str, Target] = {
     "runs": runs,
     "recipes": recipes,
     "corpora": corpora,
+    "lists": lists,
     "imports": imports,
     "words": words,
     "indexes": indexes,

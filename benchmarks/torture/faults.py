@@ -78,7 +78,9 @@ class FileFaults:
             facts = path.lstat()
             synced = self.durable.get((facts.st_dev, facts.st_ino)) == (facts.st_size, facts.st_mtime_ns)
             if path.is_file() and not path.is_symlink() and not synced and ".sqlite" not in path.name:
-                os.truncate(path, self.rng.randrange(facts.st_size + 1))
+                before = self.durable.get((facts.st_dev, facts.st_ino), (0, 0))[0]
+                kept = before if before < facts.st_size else 0  # what was synced before something was appended
+                os.truncate(path, self.rng.randrange(kept, facts.st_size + 1))
 
 
 class _CountedFile:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import copy
 import shutil
+import tarfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,6 +81,12 @@ def make_material(folder: Path) -> None:
             index(made.run, made.images, made.index_before)
     index(made.run, made.images, made.index)
     index(made.run, made.images, made.index_faiss, store="faiss")
+    made.shards.mkdir()
+    with tarfile.open(made.shards / "train-000.tar", "w") as archive:
+        for path in images[:3]:
+            (made.shards / f"{path.stem}.txt").write_text(QUERY)
+            archive.add(path, path.name)
+            archive.add(made.shards / f"{path.stem}.txt", f"{path.stem}.txt")
     made.recipe.with_suffix(".yaml").write_text(yaml.safe_dump(recipe(made.corpus)))
     torch.save(checkpoint(), folder / "model_best.pth.tar")
 
