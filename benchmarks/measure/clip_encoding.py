@@ -24,7 +24,7 @@ import numpy as np
 import torch
 import transformers
 
-from benchmarks.measure.encoding import generate
+from benchmarks.measure.encoding import photographs
 from quintet.data.batches import ImageBatch, TextBatch
 from quintet.evaluation.result import provenance
 from quintet.files import write_json
@@ -144,7 +144,7 @@ def main() -> None:
         folder = Path(name)
         make_model(folder / "model")
         (folder / "images").mkdir()
-        generate(folder / "images", arguments.batch_size * arguments.batches)
+        photographs(folder / "images", arguments.batch_size * arguments.batches, (1024, 768))
         run = load(f"hf:{folder / 'model'}", device=device)
         found = measure(run, folder, arguments.batch_size, arguments.batches, arguments.repeats)
     for kind, numbers in found.items():

@@ -31,6 +31,7 @@ _PUBLIC = {
     "load": "quintet.runs.run",
     "mine": "quintet.mining.mine",
     "open_index": "quintet.search.searcher",
+    "push": "quintet.runs.hub",
     "Run": "quintet.runs.run",
     "Searcher": "quintet.search.searcher",
     "train": "quintet.training.stages",
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from quintet.models import create_model as create_model
     from quintet.models import list_models as list_models
     from quintet.runs.convert import convert as convert
+    from quintet.runs.hub import push as push
     from quintet.runs.run import Run as Run
     from quintet.runs.run import load as load
     from quintet.search.indexing import build_index as build_index

@@ -24,6 +24,7 @@ from quintet.cli.index import index_command
 from quintet.cli.lists import models_command, recipes_command
 from quintet.cli.mining import mine_command
 from quintet.cli.options import Command, CommandGroup
+from quintet.cli.push import push_command
 from quintet.cli.report import report_command
 from quintet.cli.runs import run_app
 from quintet.cli.search import search_command
@@ -61,6 +62,7 @@ app.command("mine", cls=Command, rich_help_panel=TOOLS)(mine_command)
 app.command("convert", cls=Command, rich_help_panel=TOOLS)(convert_command)
 app.add_typer(run_app, name="run", rich_help_panel=TOOLS)
 app.command("export", cls=Command, rich_help_panel=TOOLS)(export_command)
+app.command("push", cls=Command, rich_help_panel=TOOLS)(push_command)
 
 
 @app.callback(invoke_without_command=True)

@@ -162,9 +162,12 @@ def one_of(kind: str, names: tuple[str, ...], *, several: bool = False) -> dict[
 
 
 def complete_run(incomplete: str) -> Iterator[tuple[str, str]]:
+    from quintet.data.pretrained import ALIASES, PREFIX
     from quintet.runs.run_folder import shipped_runs
 
     yield from ((name, "comes with Quintet") for name in shipped_runs() if name.startswith(incomplete))
+    names = ((f"{PREFIX}{short}", f"{model.name}, {model.size}") for short, model in ALIASES.items())
+    yield from ((name, told) for name, told in names if name.startswith(incomplete))
 
 
 def complete_recipe(incomplete: str) -> Iterator[str]:
@@ -206,7 +209,8 @@ RunArgument = Annotated[
     Path,
     typer.Argument(
         metavar="RUN",
-        help="Run folder, stage of one (RUN/stages/NAME), or the name of a run that comes with Quintet.",
+        help="Run folder, stage of one (RUN/stages/NAME), the name of a run that comes with Quintet, or of one on the "
+        "hub: hub:OWNER/NAME, or hf:NAME for CLIP and its kin.",
         show_default=False,
         autocompletion=complete_run,
     ),
@@ -215,7 +219,8 @@ RunsArgument = Annotated[
     list[Path],
     typer.Argument(
         metavar="RUN...",
-        help="Run folders, stages of runs (RUN/stages/NAME), or names of runs that come with Quintet.",
+        help="Run folders, stages of runs (RUN/stages/NAME), names of runs that come with Quintet, or of those on the "
+        "hub: hub:OWNER/NAME, or hf:NAME for CLIP and its kin.",
         show_default=False,
         autocompletion=complete_run,
     ),

@@ -354,7 +354,7 @@ def load(
 
     - `name_or_path`: a run folder, the name of a run that comes with Quintet (`quintet-small`), or the path of a
       stage's folder or of a weights file, which names run and stage at once; or `hf:FOLDER` or `hf:HUB_NAME`, a dual
-      encoder of transformers (CLIP, SigLIP ...).
+      encoder of transformers (CLIP, SigLIP ...); or `hub:OWNER/NAME`, a run on the hub.
     - `device`: "cpu", "cuda", "cuda:1" ...; "auto" takes a GPU where there is one.
     - `tower_weights`: where the weights file of the run's image tower is, if it was moved since the features were made.
 

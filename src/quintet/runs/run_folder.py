@@ -23,7 +23,7 @@ from typing import Any, Literal
 import yaml
 
 import quintet
-from quintet.data.pretrained import PREFIX, dual_encoder_files, foreign_model, is_pretrained
+from quintet.data.pretrained import PREFIX, download, dual_encoder_files, foreign_model, is_pretrained
 from quintet.errors import QuintetError, RunError
 from quintet.files import (
     check_shape,
@@ -37,6 +37,7 @@ from quintet.files import (
 )
 
 FORMAT, VERSION = "quintet-run", 1
+HUB = "hub:"  # before the name of a run on the hub
 START_FILES = ("recipe.yaml", "model.json", "images.json", "tokenizer.json")
 WEIGHTS = "weights.safetensors"
 RUN_FILES = (*START_FILES, WEIGHTS, "checksums.json", "run.json")
@@ -287,6 +288,7 @@ def locate(path: Path | str, stage: str | None = None) -> tuple[Path, str | None
     """The run folder and the stage that a path means: a run, a stage of it, or the weights file of either.
 
     The name of a run that comes with Quintet (see `shipped_runs`) means that one, unless a folder here is called so.
+    `hub:OWNER/NAME` is a run on the hub, and means its copy in the cache.
     `hf:NAME` stays itself: a model of transformers stands wherever a run may stand.
 
     >>> locate("runs/first"), locate("runs/first/stages/online/selected.safetensors")
@@ -296,6 +298,8 @@ def locate(path: Path | str, stage: str | None = None) -> tuple[Path, str | None
         if stage is not None:
             raise RunError(f"{path} has no stages; leave stage {stage!r} out")
         return Path(path), None
+    if str(path).startswith(HUB):
+        path = _hub_folder(str(path).removeprefix(HUB))
     path = user_path(path)
     if not is_there(path):
         path = shipped_runs().get(str(path), path)
@@ -311,6 +315,18 @@ def locate(path: Path | str, stage: str | None = None) -> tuple[Path, str | None
     if stage not in (None, path.name):
         raise RunError(f"{path} is stage {path.name!r} of its run, but stage {stage!r} was asked for; name one of them")
     return path.parent.parent, path.name
+
+
+def _hub_folder(name: str) -> Path:
+    """A run on the hub, in its cache: safetensors and JSON alone are fetched."""
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
+        raise RunError(f"{HUB}{name} is not {HUB}OWNER/NAME, as models of the hub are called")
+    folder = download(name, [*RUN_FILES, "config.json", "modules.json"], "run")
+    if not is_there(folder / "run.json"):
+        other = foreign_model(folder)
+        hint = f"it is {other}; a dual encoder is opened as {PREFIX}{name}" if other else "it has no run.json"
+        raise RunError(f"{HUB}{name} is not a run of Quintet: {hint}")
+    return folder
 
 
 def find_weights(folder: Path, stage: str | None) -> Path:

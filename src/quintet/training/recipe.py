@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 from quintet.data.pretrained import PREFIX, is_pretrained
 from quintet.errors import QuintetError, RecipeError, suggest
 from quintet.files import read_bytes, user_path
-from quintet.runs.run_folder import is_there
+from quintet.runs.run_folder import HUB, is_there
 from quintet.training.recipe_models import Recipe
 
 LARGEST_RECIPE = 2**20  # bytes
@@ -190,6 +190,8 @@ def with_whole_paths(recipe: Recipe) -> Recipe:
 
 def _whole_path(run: str) -> str:
     """A folder's whole path; the name of a run that comes with Quintet stays as it is, and one of the hub, too."""
+    if run.startswith(HUB):
+        return run
     if is_pretrained(run):
         folder = user_path(run.removeprefix(PREFIX))
         return f"{PREFIX}{folder.resolve()}" if folder.is_dir() else run

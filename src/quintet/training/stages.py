@@ -27,6 +27,7 @@ from quintet.runs.checkpoint import check_new, finish_run, load_tensors, load_we
 from quintet.runs.devices import pick_device
 from quintet.runs.run import Run, load, read_tokenizer
 from quintet.runs.run_folder import (
+    HUB,
     START_FILES,
     check_name,
     is_there,
@@ -154,7 +155,7 @@ def _check_source(where: str, name: str, known: list[str], what: str = "run fold
     if is_pretrained(name):
         dual_encoder_files(name)
         return
-    if not is_there(user_path(name)) and name not in shipped_runs():
+    if not name.startswith(HUB) and not is_there(user_path(name)) and name not in shipped_runs():
         hint = f"; {suggest(name, known)}" if known else ""
         raise RecipeError(f"{where}: {name!r} is not a {what} or a known stage{hint}")
     read_head(locate(name)[0])
