@@ -72,16 +72,16 @@ def test_a_matcher_of_pixels_has_a_preprocess_and_one_of_features_has_none() -> 
 
 
 def test_losses_have_their_abilities() -> None:
-    facts = {"embed_dim": 8, "region_dim": 8, "vocabulary_size": 10, "groups": 20}
+    facts = {"embed_dim": 8, "region_dim": 8, "vocabulary_size": 10, "groups": 20, "teacher": "a run"}
+    asked = ("UsesTextPool", "UsesCategories", "UsesTeacher")
     found = {
-        name: abilities(
-            OBJECTIVES.create(name, **OBJECTIVES.complete(name, {}, facts)), ("UsesTextPool", "UsesCategories")
-        )
+        name: abilities(OBJECTIVES.create(name, **OBJECTIVES.complete(name, {}, facts)), asked)
         for name in OBJECTIVES.names()
     }
     assert {name: has for name, has in found.items() if has} == {
         "ranking": {"UsesTextPool"},
         "instance": {"UsesCategories"},
+        "distill": {"UsesTeacher"},
     }
 
 

@@ -214,6 +214,17 @@ class UsesOfflineNegatives(Protocol, metaclass=AskedFor):
 
 
 @runtime_checkable
+class UsesTeacher(Protocol, metaclass=AskedFor):
+    """Learns from another run, which encodes the training split before the stage starts."""
+
+    teacher: str  # a run folder, a shipped name, or hf:NAME
+
+    def learn_from(self, teacher: Matcher, images: Codes, texts: Codes) -> None:
+        """The teacher's matcher, and its codes of all images and texts of the training split."""
+        ...
+
+
+@runtime_checkable
 class UsesCategories(Protocol, metaclass=AskedFor):
     """May classify pseudo-categories, which the trainer finds before the stage starts."""
 

@@ -15,6 +15,7 @@ OBJECTIVES = Registry(
         "instance": "quintet.losses.instance:InstanceObjective",
         "ranking": "quintet.losses.ranking:RankingObjective",
         "contrastive": "quintet.losses.contrastive:ContrastiveObjective",
+        "distill": "quintet.losses.distill:DistillObjective",
         "sigmoid": "quintet.losses.contrastive:SigmoidObjective",
     },
 )

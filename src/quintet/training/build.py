@@ -23,7 +23,16 @@ from quintet.losses import OBJECTIVES
 from quintet.losses.step import Progress, Step, Term
 from quintet.models import MODELS, create_model
 from quintet.models.size_limit import build_within
-from quintet.protocols import HasEmbedding, HasLogitScale, KeepsRegions, Matcher, Phased, UsesCategories, UsesTextPool
+from quintet.protocols import (
+    HasEmbedding,
+    HasLogitScale,
+    KeepsRegions,
+    Matcher,
+    Phased,
+    UsesCategories,
+    UsesTeacher,
+    UsesTextPool,
+)
 from quintet.runs.checkpoint import load_tensors, own_rows, save_tensors, whole_state
 from quintet.runs.run import load
 from quintet.runs.run_folder import locate, read_head
@@ -201,6 +210,11 @@ class Objectives(nn.Module):
         """The losses that classify pseudo-categories."""
         parts = [part for part in self.parts.values() if isinstance(part, UsesCategories)]
         return [part for part in parts if part.categories is not None]
+
+    @property
+    def taught(self) -> list[UsesTeacher]:
+        """The losses that learn from another run."""
+        return [part for part in self.parts.values() if isinstance(part, UsesTeacher)]
 
 
 def build_objective(stage: StageRecipe, matcher: Matcher, tokenizer: Tokenizer, data: TrainingData) -> Objectives:

@@ -182,6 +182,9 @@ def with_whole_paths(recipe: Recipe) -> Recipe:
     for stage in content["stages"]:
         if stage["init"] not in ("scratch", "previous"):
             stage["init"] = _whole_path(stage["init"])
+        for loss in stage["loss"].values():
+            if isinstance(loss.get("teacher"), str):
+                loss["teacher"] = _whole_path(loss["teacher"])
         negatives = stage["negatives"]
         if negatives is not None and negatives["from"] not in names:
             negatives["from"] = _whole_path(negatives["from"])

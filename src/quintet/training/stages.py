@@ -136,6 +136,8 @@ def check_stages(recipe: Recipe, model: dict[str, Any], tokenizer: Tokenizer, da
             _read_lists(stage.negatives, data, Silent())
         check_metric(stage.select)
         objective = build_objective(stage, matcher, tokenizer, data)
+        for part in objective.taught:
+            _check_source(f"stage {stage.name!r}: the teacher of its loss", part.teacher, [])
         if stage.batches.kind == "neighbours" or objective.categorised:
             from quintet.training.clusters import require_clustering
 
@@ -345,6 +347,10 @@ def _make_trainer(
     if weights is not None:
         load_weights(matcher, weights, Path(stage.init))
     objective = build_objective(stage, matcher, tokenizer, data)
+    for part in objective.taught:
+        teacher = load(part.teacher, device=device)
+        display.info(f"encoding the training split with {teacher.name}, the teacher of stage {stage.name}")
+        part.learn_from(teacher.matcher, *teacher.encode_split(data.corpus, data.train, keep=device))
     continue_objective(objective, stage, previous, display.note)
     if objective.categorised:
         from quintet.training.clusters import assign_categories
