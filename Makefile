@@ -20,7 +20,7 @@ TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 TESTS_NEED := pytest pytest-xdist pytest-timeout hypothesis httpx httpx2
 
-.PHONY: help demo test test-all test-oldest lint format docs reference dist torture fuzz licences sbom audit clean
+.PHONY: help demo test test-all test-oldest lint format docs reference notebooks dist torture fuzz licences sbom audit clean
 
 help:
 	@echo "make demo       train, evaluate and search on generated images (about 3 minutes)"
@@ -32,6 +32,7 @@ help:
 	@echo "make licences, make sbom, make audit   what Quintet is made of; docs/supply-chain.md"
 	@echo "make docs       the documentation as a site: build/site/index.html"
 	@echo "make reference  the pages under docs/reference, from the code"
+	@echo "make notebooks  run the notebooks of docs/notebooks and keep their outputs"
 	@echo "make dist       wheel and sdist, built and tried"
 	@echo "make lint       ruff, mypy, import directions"
 	@echo "make format     let ruff tidy the code"
@@ -91,6 +92,9 @@ docs: $(VENV)/.installed-dev
 
 reference: $(VENV)/.installed-dev
 	$(BIN)/python -m tools.reference_pages
+
+notebooks: $(VENV)/.installed-dev
+	$(BIN)/python -m tools.notebooks
 
 dist: $(VENV)/.installed-dev
 	$(BIN)/python -m tools.dist
