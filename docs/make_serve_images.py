@@ -61,7 +61,7 @@ def serving(index: Path) -> Iterator[str]:
             thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
             thread.start()
             ready.wait()
-            yield address(listener)
+            yield address(listener, settings)
             server.should_exit = True
             thread.join()
 

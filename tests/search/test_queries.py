@@ -95,13 +95,15 @@ def test_near_duplicates_collapse_into_the_better_result(searcher: Searcher) -> 
     for k in (1, 5, 50):
         hits = searcher.search("a red thing", k=k)
         assert len(hits) == min(k, len(searcher.search("a red thing", k=50)))
-        shown = [path for hit in hits for path in (hit.path, *hit.duplicates)]
+        shown = [path for hit in hits for path in (hit.path, *(each.path for each in hit.duplicates))]
         assert len(set(shown)) == len(shown)
     collapsed = searcher.search("a red thing", k=50)
-    assert {path for hit in collapsed for path in (hit.path, *hit.duplicates)} == {hit.path for hit in every}
+    assert {path for hit in collapsed for path in (hit.path, *(each.path for each in hit.duplicates))} == {
+        hit.path for hit in every
+    }
     for name in ("00", "01"):
         (of,) = [hit for hit in collapsed if hit.path and hit.path.name.startswith(name)]
-        assert any(path.name.startswith(name) for path in of.duplicates)
+        assert any(each.path and each.path.name.startswith(name) for each in of.duplicates)
     assert [hit.score for hit in collapsed] == sorted((hit.score for hit in collapsed), reverse=True)
 
 

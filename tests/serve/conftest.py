@@ -9,9 +9,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -36,6 +36,7 @@ from quintet.data.vocabulary import WordVocabulary
 from quintet.models import create_model
 from quintet.runs.checkpoint import save_tensors, write_run
 from quintet.search import EmptyQuery, MissingImage, QueryTooLong, UnknownItem, UnknownWords
+from quintet.search.facets import Choice, Facet
 from quintet.search.indexing import build_index
 from quintet.search.items import Hit, Item
 from quintet.serve.app import create_app
@@ -81,9 +82,34 @@ class FakeSearcher:
             assert image.mode == "RGB"
         return [self._ranked(self.words["p0"], **wish) for _ in images]
 
-    def similar(self, item_id: str, **wish: Any) -> list[Hit]:
+    def search(
+        self, query: str | None = None, *, image: Any = None, exclude: Sequence[str] = (), **wish: Any
+    ) -> list[Hit]:
+        words = set() if query is None else self._known(query)
+        words |= set() if image is None else self.words["p0"]
+        return self._ranked(words, **wish, without={word for text in exclude for word in text.split()})
+
+    def similar(self, item_id: str, *, query: str | None = None, exclude: Sequence[str] = (), **wish: Any) -> list[Hit]:
         self.item(item_id)
-        return self._ranked(self.words[item_id], **wish)
+        words = self.words[item_id] | (self._known(query) if query else set())
+        return self._ranked(words, **wish, without={word for text in exclude for word in text.split()})
+
+    def newest(self, *, k: int, start: int, kind: str, where: Any) -> tuple[list[Item], int]:
+        items = [item for item in self.items.values() if item.kind == kind]
+        items = [item for item in reversed(items) if where is None or where.matches(item.facts())]
+        return items[start : start + k], len(items)
+
+    def facets(self, where: Any = None) -> list[Facet]:
+        """By the tens of the number in the name."""
+        choices = []
+        for ten in range(3):
+            own = f'path~"shapes/scene-{ten}*"'
+            chosen = where is not None and own == str(where)
+            choices.append(Choice(f"{ten}0 to {ten}9", 10, "" if chosen else own, chosen))
+        return [Facet("folder", tuple(choices))]
+
+    def examples(self) -> list[tuple[str, Item]]:
+        return [("red circle", self.items["p1"]), ("blue square", self.items["p2"])]
 
     def explain(self, query: str, item_id: str) -> SimpleNamespace:
         self.item(item_id)
@@ -130,7 +156,17 @@ class FakeSearcher:
             raise UnknownWords("no word of the query is known")
         return known
 
-    def _ranked(self, query: set[str], *, k: int, kind: str, where: Any, rerank: Any = None) -> list[Hit]:
+    def _ranked(
+        self,
+        query: set[str],
+        *,
+        k: int,
+        kind: str,
+        where: Any,
+        rerank: Any = None,
+        duplicates: bool = True,
+        without: Set[str] = frozenset(),
+    ) -> list[Hit]:
         self.gate.wait(30)
         assert not self.closed, "asked after it was closed"
         if self.error:
@@ -138,8 +174,17 @@ class FakeSearcher:
         rows = [item for item in self.items.values() if item.kind == kind]
         if where is not None:
             rows = [item for item in rows if where.matches(item.facts())]
-        hits = [Hit(item, len(query & self.words[item.id]) / len(query)) for item in rows]
-        return sorted(hits, key=lambda hit: (-hit.score, hit.item.id))[:k]
+        score = {item.id: len(query & self.words[item.id]) - len(without & self.words[item.id]) for item in rows}
+        hits = [Hit(item, score[item.id] / len(query), weak=score[item.id] <= 0) for item in rows]
+        hits.sort(key=lambda hit: (-hit.score, hit.item.id))
+        if not duplicates and kind == "image":  # of each four in a row the first stands for the others
+            first: dict[int, Hit] = {}
+            for hit in hits:
+                number = int(hit.item.id[1:]) // 4
+                earlier = first.get(number)
+                first[number] = replace(earlier, duplicates=(*earlier.duplicates, hit)) if earlier else hit
+            hits = list(first.values())
+        return hits[:k]
 
 
 @pytest.fixture

@@ -9,8 +9,9 @@ from fastapi import FastAPI
 from starlette.testclient import TestClient
 
 POSTS = ("/api/search", "/api/search/image", "/api/explain", "/api/session")
-GETS = ("/api/similar", "/api/item", "/api/image", "/api/thumbnail")
-PLAIN = ("/api/index", "/health", "/metrics")  # nothing is said to them, so nothing wrong either
+GETS = ("/api/similar", "/api/newest", "/api/facets", "/api/item", "/api/image", "/api/thumbnail")
+GETS += ("/api/download", "/api/paths")
+PLAIN = ("/api/index", "/api/examples", "/health", "/metrics")  # nothing is said to them, so nothing wrong either
 
 
 def test_the_document_names_every_route_and_every_trouble(client: TestClient) -> None:

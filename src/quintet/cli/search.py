@@ -313,7 +313,10 @@ def _as_json(searcher: Searcher, answer: _Answer, reasons: dict[tuple[str, str],
         row |= {"path": item.path, "text": item.text, "metadata": item.metadata}
         if item.root is not None:
             row["root"] = searcher.manifest.roots[item.root].path
-        row |= {"weak": hit.weak or None, "duplicates": [str(path) for path in hit.duplicates] or None}
+        row |= {
+            "weak": hit.weak or None,
+            "duplicates": [str(each.path) for each in hit.duplicates if each.path] or None,
+        }
         reason = reasons.get((answer.query, item.id))
         if reason is not None:
             row["words"] = [{"word": word.word, "weight": word.weight} for word in reason.words]

@@ -38,6 +38,7 @@ class Generation:
         self._searches: dict[Kind, VectorSearch] = {}
         self._stores: dict[Kind, Store] = {}
         self._samples: dict[Kind, np.ndarray] = {}
+        self._newest: dict[Kind, np.ndarray] = {}
         self._distances: dict[Kind, float] = {}
         self._lock = threading.Lock()
         for kind in KINDS:
@@ -82,6 +83,13 @@ class Generation:
                 chosen = rows[np.linspace(0, len(rows) - 1, min(SAMPLE, len(rows))).astype(int)]
                 self._samples[kind] = self.vectors(kind, chosen)
             return self._samples[kind]
+
+    def newest(self, kind: Kind) -> np.ndarray:
+        """(n,): the rows of a kind, those of the latest date first."""
+        with self._lock:
+            if kind not in self._newest:
+                self._newest[kind] = self.items.newest(kind)
+            return self._newest[kind]
 
     def near_distance(self, kind: Kind) -> float:
         if kind not in self._distances:

@@ -94,15 +94,15 @@ class Item:
 class Hit:
     """An item that was found. `path` is the absolute path of its image file, None for texts.
 
-    `weak`: random words reach such a score, too (`quintet.search.chance`). `duplicates`: the image files that nearly
-    equal it and came behind.
+    `weak`: random words reach such a score, too (`quintet.search.chance`). `duplicates`: the hits that nearly equal it
+    and came behind.
     """
 
     item: Item
     score: float
     path: Path | None = None
     weak: bool = False
-    duplicates: tuple[Path, ...] = ()
+    duplicates: tuple[Hit, ...] = ()
 
     @property
     def text(self) -> str | None:
@@ -306,24 +306,66 @@ class ItemDatabase:
             found.add(name)
         return sorted(found)
 
+    def newest(self, kind: Kind) -> np.ndarray:
+        """(n,) int64: the rows of a kind's items, each once, by `date` and `time`, the latest first."""
+        date, time = (
+            dict(self.query("SELECT item, value FROM fields WHERE field = ? AND value >= '' AND value < x''", (name,)))
+            for name in ("date", "time")
+        )
+        found = self.query("SELECT number, row FROM items INDEXED BY items_by_row WHERE kind = ? ORDER BY row", (kind,))
+        found.sort(key=lambda each: (date.get(each[0], ""), time.get(each[0], "")), reverse=True)
+        return np.array(list(dict.fromkeys(row for _, row in found)), dtype=np.int64)
+
+    def count(self, kind: Kind, where: Where) -> int:
+        condition, values = self._that_hold(kind, where)
+        ((found,),) = self.query(f"SELECT count(*) FROM ({condition})", values)
+        return int(found)
+
+    def counts_of(self, name: str, kind: Kind, where: Where | None = None) -> dict[Scalar, int]:
+        """How many of a kind's items that match have each value of a field."""
+        condition, values = self._that_hold(kind, where)
+        statement = f"SELECT value, count(*) FROM fields WHERE field = ? AND item IN ({condition}) GROUP BY value"
+        found = self.query(statement, [name, *values])
+        return {value: count for value, count in found if not isinstance(value, bytes)}
+
+    def numbers_of(self, name: str, kind: Kind, where: Where | None = None) -> dict[int, float]:
+        """The numeric values of a field, by the number of the item."""
+        condition, values = self._that_hold(kind, where)
+        statement = f"SELECT item, value FROM fields WHERE field = ? AND value < '' AND item IN ({condition})"
+        return dict(self.query(statement, [name, *values]))
+
+    def _that_hold(self, kind: Kind, where: Where | None) -> tuple[str, list[object]]:
+        """A statement that selects the numbers of items, and its parameters."""
+        alternatives = where.alternatives if where else ((),)
+        parts = [found for clauses in alternatives if (found := self._condition(kind, clauses))]
+        text = " OR ".join(f"({text})" for text, _ in parts) or "0"
+        return f"SELECT number FROM items WHERE {text}", [value for _, some in parts for value in some]
+
     def _rows_of(self, kind: Kind, clauses: Sequence[Clause]) -> np.ndarray:
-        text, values = "kind = ?", list[object]([kind])
-        for clause in clauses:
-            if clause.field in self._same_for_a_kind:
-                if not clause.holds(self._facts(Item("", kind))[clause.field]):
-                    return np.empty(0, np.int64)
-                continue
-            parts = []
-            for condition, some in (_range(clause, reading) for reading in clause.readings):
-                parts.append(f"SELECT item FROM fields WHERE field = ? AND {condition}")
-                values += [clause.field, *some]
-            text += f" AND number IN ({' UNION ALL '.join(parts)})"
+        if (condition := self._condition(kind, clauses)) is None:
+            return np.empty(0, np.int64)
+        text, values = condition
         # This index alone answers: the items themselves, with their metadata, are not read.
         statement = f"SELECT DISTINCT row FROM items INDEXED BY items_by_row WHERE {text} ORDER BY row"
         try:
             return np.array([row for (row,) in self.query(statement, values)], dtype=np.int64)
         except (ValueError, TypeError) as error:
             raise StaleIndex(f"{self.path} is damaged ({_why(error)}); build the index again") from None
+
+    def _condition(self, kind: Kind, clauses: Sequence[Clause]) -> tuple[str, list[object]] | None:
+        """A condition on the items of a kind for which all clauses hold, and its parameters; None where it is none."""
+        text, values = "kind = ?", list[object]([kind])
+        for clause in clauses:
+            if clause.field in self._same_for_a_kind:
+                if not clause.holds(self._facts(Item("", kind))[clause.field]):
+                    return None
+                continue
+            parts = []
+            for condition, some in (_range(clause, reading) for reading in clause.readings):
+                parts.append(f"SELECT item FROM fields WHERE field = ? AND {condition}")
+                values += [clause.field, *some]
+            text += f" AND number IN ({' UNION ALL '.join(parts)})"
+        return text, values
 
     def at_rows(self, kind: Kind, rows: Sequence[int], where: Where | None = None) -> list[Entry]:
         """The items at these rows; equal images share one."""

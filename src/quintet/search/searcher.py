@@ -33,7 +33,9 @@ from quintet.search import (
 from quintet.search.chance import FEW_ITEMS, ChanceScores
 from quintet.search.chance import unpacked as unpacked_texts
 from quintet.search.encoder import Encoder, query_vectors
+from quintet.search.examples import best_examples, candidates
 from quintet.search.explain import Explanation, explain
+from quintet.search.facets import Facet, facets
 from quintet.search.generation import Generation, open_encoder
 from quintet.search.index_folder import Manifest, check_marker, text_path
 from quintet.search.items import KINDS, Entry, Hit, Item, ItemDatabase, Kind
@@ -252,8 +254,21 @@ class Searcher:
         codes = self.encoder.encode_images(prepared) if prepared else []
         return self._search(codes, len(images), "image", kind, k, where, rerank, duplicates)
 
-    def similar(self, item_id: str, *, k: int = 20, kind: Kind = "image", where: Where | None = None) -> list[Hit]:
-        """The items of a kind nearest to one of the index, without itself."""
+    def similar(
+        self,
+        item_id: str,
+        *,
+        k: int = 20,
+        kind: Kind = "image",
+        where: Where | None = None,
+        query: str | None = None,
+        exclude: Sequence[str] = (),
+        duplicates: bool = True,
+    ) -> list[Hit]:
+        """The items of a kind nearest to one of the index, without itself.
+
+        `query`: a text that results should fit, too. `exclude`, `duplicates`: as in `search`.
+        """
         entry = self._opened.items.entry(item_id)
         self._check(k, kind, None)
         if not self.manifest.first:
@@ -261,8 +276,43 @@ class Searcher:
         first, codes = self.manifest.first, self._opened.codes[entry.item.kind]
         known = {member: codes.codes(member, [entry.row], parts=("embedding",)) for member in first}
         self._check_fields(where)
-        (near,) = self._opened.nearest(query_vectors(known, first).numpy(), k + 1, kind, where)
-        return self._hits([[each] for each in near if each[0].item.id != item_id][:k])
+        vector = query_vectors(known, first).numpy()[0]
+        if query is not None or exclude:
+            parts = [(1.0, vector), *([] if query is None else [(1.0, self._vector(query))])]
+            near = self._search_vectors(parts, exclude, k + 1, kind, where, duplicates)
+        else:
+            (near,) = self._nearest(vector[None], k + 1, kind, where, duplicates, judged=False)
+        return _without(near, item_id)[:k]
+
+    def newest(
+        self, *, k: int = 20, start: int = 0, kind: Kind = "image", where: Where | None = None
+    ) -> tuple[list[Item], int]:
+        """The items of a kind that match, from number `start` on, by their date, the latest first; and how many match.
+
+        Of equal images the first is given.
+        """
+        self._check_fields(where)
+        rows = self._opened.newest(kind)
+        if where is not None:
+            rows = rows[np.isin(rows, self._opened.items.rows(kind, where))]
+        wanted = rows[start : start + k].tolist()
+        found: dict[int, Item] = {}
+        for entry in self._opened.items.at_rows(kind, wanted, where):
+            if entry.row not in found or entry.item.id < found[entry.row].id:
+                found[entry.row] = entry.item
+        return [found[row] for row in wanted if row in found], len(rows)
+
+    def facets(self, where: Where | None = None, kind: Kind = "image") -> list[Facet]:
+        """What filters could choose next: years, folders, cameras, orientations and places, with counts."""
+        self._check_fields(where)
+        return facets(self._opened.items, where, kind)
+
+    def examples(self, count: int = 6) -> list[tuple[str, Item]]:
+        """Queries that fit images of this index well, each with its best image."""
+        if not self.manifest.first or self.manifest.counts["image"] < FEW_ITEMS:
+            return []
+        texts = [text for text in candidates(self._opened.items) if not self.strange_words(text)]
+        return best_examples(texts, self.encoder, self._opened)[:count]
 
     def explain(self, query: str, item_id: str) -> Explanation:
         """Which words of a text mattered for an item and, for cross-attention matchers, where they look."""
@@ -398,8 +448,20 @@ class Searcher:
         if not self.manifest.counts[kind]:
             return []
         parts = [(1.0, self._vector(query)), *([] if image is None else [(1.0, self._vector(image))])]
-        parts += [(-LESS, self._vector(text)) for text in exclude]
-        vector, offset = combined(parts, self._opened.sample(kind))
+        return self._search_vectors(parts, exclude, k, kind, where, duplicates)
+
+    def _search_vectors(
+        self,
+        parts: Sequence[tuple[float, np.ndarray]],
+        exclude: Sequence[str],
+        k: int,
+        kind: Kind,
+        where: Where | None,
+        duplicates: bool,
+    ) -> list[Hit]:
+        """`parts`: vectors (dim,) with their weights."""
+        less = ((-LESS, self._vector(text)) for text in exclude)
+        vector, offset = combined([*parts, *less], self._opened.sample(kind))
         (hits,) = self._nearest(vector[None], k, kind, where, duplicates, judged=False)
         return [replace(hit, score=hit.score - offset) for hit in hits]
 
@@ -475,7 +537,7 @@ class Searcher:
         """The first of each group, with the others as its duplicates. Scores below the line are weak."""
         hits = []
         for (entry, score), *others in groups:
-            copies = tuple(path for other, _ in others if (path := self._path(other)) is not None)
+            copies = tuple(Hit(other.item, its_score, self._path(other)) for other, its_score in others)
             hits.append(Hit(entry.item, score, self._path(entry), score < line, copies))
         return hits
 
@@ -518,6 +580,18 @@ _NO_EMBEDDING = (
     "this index was built by cross-attention matchers only, which compare images with texts: images cannot be "
     "compared with images, nor texts with texts; build it with an embedding matcher (VSE++, VSRN, HREM, MMCA)"
 )
+
+
+def _without(hits: Sequence[Hit], item_id: str) -> list[Hit]:
+    """Without an item; what nearly equals it takes its position."""
+    found: list[Hit] = []
+    for hit in hits:
+        others = tuple(each for each in hit.duplicates if each.item.id != item_id)
+        if hit.item.id != item_id:
+            found.append(replace(hit, duplicates=others))
+        elif others:
+            found.append(replace(hit, item=others[0].item, path=others[0].path, duplicates=others[1:]))
+    return found
 
 
 def _shown(store: str) -> str:

@@ -13,8 +13,9 @@ from starlette.exceptions import HTTPException
 
 import quintet
 from quintet.serve.guard import UPLOADS, BodyLimit, Guard, Json, install
+from quintet.serve.plain import Page
 from quintet.serve.prometheus import Measure
-from quintet.serve.routes import router
+from quintet.serve.routes import index_answer, router
 from quintet.serve.service import Service
 from quintet.serve.settings import Settings
 from quintet.serve.watcher import IndexWatcher, Searchers
@@ -72,23 +73,21 @@ def page_routes() -> APIRouter:
     router = APIRouter(include_in_schema=False)
     folder = files("quintet.serve") / "static"
     contents = {entry.name: entry.read_bytes() for entry in folder.iterdir() if _suffix(entry.name) in TYPES}
+    page = Page(contents.pop("index.html").decode())
     tags = {name: f'"{hashlib.sha256(data).hexdigest()[:16]}"' for name, data in contents.items()}
 
     @router.get("/")
-    async def page(request: Request) -> Response:
-        return answer("index.html", request)
+    async def root(request: Request) -> Response:
+        service: Service = request.app.state.service
+        facts = await index_answer(request, service) if request.state.access else None
+        return await page.answer(service, request.query_params, facts)
 
     @router.get("/static/{name}")
     async def static(name: str, request: Request) -> Response:
         if name not in contents:
             raise HTTPException(404, "there is no such file")
-        return answer(name, request)
-
-    def answer(name: str, request: Request) -> Response:
-        headers = {
-            "ETag": tags[name],
-            "Cache-Control": "no-cache",
-        }  # browsers revalidate each time
+        # Browsers revalidate each time.
+        headers = {"ETag": tags[name], "Cache-Control": "no-cache"}
         if tags[name] in request.headers.get("if-none-match", ""):
             return Response(status_code=304, headers=headers)
         return Response(contents[name], headers=headers, media_type=TYPES[_suffix(name)])

@@ -18,9 +18,11 @@ from typing import Any
 
 import h11
 import uvicorn
+from h11._connection import DEFAULT_MAX_INCOMPLETE_EVENT_SIZE
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from quintet.errors import QuintetError
+from quintet.serve.guard import problem_page
 from quintet.serve.settings import Settings
 
 LOG = logging.getLogger("quintet.serve")
@@ -50,8 +52,11 @@ class Connection(H11Protocol):
         self._at: tuple[Phase, object] = (Phase.IDLE, None)
         self._since = self._moved = time.monotonic()
         self._received = 0
+        self._refused = False  # what still comes is not looked at
 
     def data_received(self, data: bytes) -> None:
+        if self._refused:
+            return
         self._received += len(data)
         super().data_received(data)
 
@@ -67,10 +72,25 @@ class Connection(H11Protocol):
         if self.cycle is not None:  # damage in a body: the application must not answer as well
             self.cycle.disconnected = True
             self.cycle.message_event.set()
+        elif len(self.conn.trailing_data[0]) > DEFAULT_MAX_INCOMPLETE_EVENT_SIZE:
+            return self._refuse_header()
         try:
             super().send_400_response(msg)
         except h11.LocalProtocolError:  # an answer is on its way already
             self.transport.abort()
+
+    def _refuse_header(self) -> None:
+        """With a page. The rest of the header is received, as a browser that cannot send it would not show the page."""
+        page = problem_page(414, "the address, or the header, is too long; search for a shorter text").body
+        head = f"HTTP/1.1 414 URI Too Long\r\nContent-Length: {len(page)}\r\n"
+        self.transport.write(
+            f"{head}Content-Type: text/html; charset=utf-8\r\nConnection: close\r\n\r\n".encode() + page
+        )
+        self._refused = True
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        else:  # TLS
+            self.transport.close()
 
     def abort(self) -> None:
         self.transport.abort()
@@ -100,7 +120,7 @@ class Connection(H11Protocol):
         return False
 
     def _phase(self) -> Phase:
-        if self.transport.is_closing():
+        if self.transport.is_closing() or self._refused:
             return Phase.CLOSING
         if self.conn.their_state is h11.SEND_BODY:
             return Phase.BODY

@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Mapping
 from contextlib import suppress
+from html import escape
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -16,7 +17,7 @@ from pydantic import BaseModel, Field
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, cookie_parser
-from starlette.responses import JSONResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quintet.errors import ImageError, QuintetError
@@ -72,6 +73,21 @@ def problem(status: int, code: str, message: str, headers: dict[str, str] | None
     return Json({"code": code, "message": message}, status, extra)
 
 
+def problem_page(status: int, message: str) -> Response:
+    """The same as a page, for people whose browser asks for one."""
+    text = (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Quintet</title>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<link rel="stylesheet" href="/static/style.css"></head>'
+        f"<body><main><h1>Quintet</h1>{trouble(message)}</main></body></html>"
+    )
+    return HTMLResponse(text, status)
+
+
+def trouble(message: str) -> str:
+    return f'<p class="trouble" role="alert">{escape(message)}</p><p><a href="/">To the start page</a></p>'
+
+
 class Json(JSONResponse):
     """JSON that any text and any number can be written as: names of files may be no UTF-8, and a score NaN."""
 
@@ -79,14 +95,14 @@ class Json(JSONResponse):
         try:
             return json.dumps(content, allow_nan=False, separators=(",", ":")).encode()
         except ValueError:
-            return json.dumps(_finite(content), separators=(",", ":")).encode()
+            return json.dumps(finite(content), separators=(",", ":")).encode()
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _finite(each) for key, each in value.items()}
+        return {key: finite(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(each) for each in value]
+        return [finite(each) for each in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -140,13 +156,20 @@ def _words(entry: dict[str, object]) -> str:
 
 
 COOKIE = "quintet-session"
-OPEN = ("/", "/health", "/openapi.json", "/api/session")  # answered without a token, like the static files of the page
+LONGEST_ADDRESS = 12 * 2**10  # bytes; a header with 16 KiB may be refused before it is complete
+PAGE = "/"  # shows what the session may see
+OPEN = (
+    "/health",
+    "/openapi.json",
+    "/api/session",
+    "/api/session/form",
+)  # answered without a token, like the static files of the page
 UPLOADS = ("/api/search/image", "/api/search/picture")
-FULL = (*UPLOADS, "/api/sessions", "/metrics")  # what a read-only token may not do
+FULL = (*UPLOADS, "/api/paths", "/api/sessions", "/metrics")  # what a read-only token may not do
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; "
-    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "connect-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
     "Referrer-Policy": "no-referrer",
@@ -183,6 +206,8 @@ class Guard:
             return
         try:
             access, refusal = self._access(scope["path"], Headers(scope=scope), client)
+            if len(scope["query_string"]) + len(scope["raw_path"]) > LONGEST_ADDRESS:
+                refusal = too_long(scope["path"])
             scope.setdefault("state", {})["access"] = access
             with suppress(IncompleteError):
                 await (refusal or self._app)(scope, receive, send)
@@ -191,7 +216,10 @@ class Guard:
 
     def _access(self, path: str, headers: Headers, client: str) -> tuple[Access, Response | None]:
         # Also of another port of this computer ("same-site"): another program's page is another site.
-        if path.startswith("/api/") and headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+        # A link to the page itself may be followed; it may not be loaded as a part of another page, as it searches.
+        is_link = path == PAGE and headers.get("sec-fetch-dest", "document") == "document"
+        crosses = headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
+        if crosses and not is_link and (path == PAGE or path.startswith("/api/")):
             return Access.NONE, problem(403, "cross_site", "requests from pages of other sites are refused")
         if not self._keys.needed:
             name = headers.get("host", "")
@@ -209,7 +237,7 @@ class Guard:
             access = self._keys.of_token(sent.strip())
             if not access:
                 self._clients.wrong(client)
-        if not access:
+        if not access and path != PAGE:
             return access, problem(401, "token_needed", "send the server's token: `Authorization: Bearer TOKEN`")
         if access < Access.FULL and path in FULL:
             return access, problem(403, "full_token_needed", "a read-only token may search and look, not do this")
@@ -223,6 +251,13 @@ def client_of(scope: Scope) -> str:
 
 def session_of(headers: Headers) -> str:
     return cookie_parser(headers.get("cookie", "")).get(COOKIE, "")
+
+
+def too_long(path: str) -> Response:
+    message = f"the address has more than {LONGEST_ADDRESS:,} characters; search for a shorter text"
+    if path == PAGE:
+        return problem_page(414, message)
+    return problem(414, "too_long", message)
 
 
 def too_many(wait: float, message: str) -> Response:

@@ -5,20 +5,40 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from typing import Annotated, BinaryIO
+from urllib.parse import parse_qs, quote
 
 from fastapi import APIRouter, Depends, Query, Request, Response
+from starlette.exceptions import HTTPException
 from starlette.responses import StreamingResponse
 
 from quintet.serve import prometheus as metrics
 from quintet.serve.access import SESSION_S, Access
-from quintet.serve.guard import COOKIE, IncompleteError, client_of, documented, problem, session_of, too_many
+from quintet.serve.download import file_name, zipped
+from quintet.serve.guard import (
+    COOKIE,
+    IncompleteError,
+    client_of,
+    documented,
+    problem,
+    problem_page,
+    session_of,
+    too_many,
+)
 from quintet.serve.schemas import (
+    Example,
+    Examples,
     ExplainQuery,
     ExplanationAnswer,
+    FacetAnswer,
+    Facets,
+    FacetsQuery,
+    Files,
     Health,
     ImageQuery,
     IndexAnswer,
     ItemAnswer,
+    NewestQuery,
+    Paths,
     Results,
     Session,
     SimilarQuery,
@@ -66,7 +86,26 @@ async def search_by_image(query: Annotated[ImageQuery, Query()], request: Reques
 @router.get("/api/similar", responses=documented(404, 422))
 async def similar(query: Annotated[SimilarQuery, Query()], service: Asked) -> Results:
     """Search for the items that are most similar to an item of the index."""
-    return await service.similar(query.id, query)
+    return await service.similar(query)
+
+
+@router.get("/api/newest", responses=documented(422))
+async def newest(query: Annotated[NewestQuery, Query()], service: Asked) -> Results:
+    """Items by their date, the latest first."""
+    return await service.newest(query)
+
+
+@router.get("/api/facets", responses=documented(422))
+async def facets(query: Annotated[FacetsQuery, Query()], service: Asked) -> Facets:
+    """What a filter could choose next: years, folders, cameras, orientations and places, with counts of images."""
+    return Facets(facets=[FacetAnswer.of(facet) for facet in await service.facets(query.where)])
+
+
+@router.get("/api/examples", responses=documented(422))
+async def examples(service: Asked) -> Examples:
+    """Queries that fit images of this index well."""
+    found = await service.examples()
+    return Examples(examples=[Example(query=query, item=ItemAnswer.of(item)) for query, item in found])
 
 
 @router.post("/api/explain", responses=documented(400, 404, 413, 422))
@@ -78,7 +117,7 @@ async def explain(query: ExplainQuery, service: Asked) -> ExplanationAnswer:
 @router.get("/api/item", responses=documented(404, 422))
 async def item(id: ItemId, service: Asked) -> ItemAnswer:
     """Metadata of an item."""
-    return ItemAnswer.of(await service.look_up(lambda searcher: searcher.item(id)))
+    return ItemAnswer.of(await service.item(id))
 
 
 @router.get(
@@ -104,15 +143,42 @@ async def thumbnail(id: ItemId, request: Request, service: Asked, size: Thumbnai
 )
 async def image_path(id: ItemId, service: Asked) -> Response:
     """The unchanged image file."""
+    name = file_name(await service.item(id))
     file, media_type = await service.image_file(id)
     size = os.fstat(file.fileno()).st_size
-    headers = {"Content-Length": str(size), "Cache-Control": KEEP}
+    disposition = f"inline; filename*=UTF-8''{quote(name, safe='')}"
+    headers = {"Content-Length": str(size), "Cache-Control": KEEP, "Content-Disposition": disposition}
     return StreamingResponse(_chunks(file, size), media_type=media_type, headers=headers)
+
+
+@router.get(
+    "/api/download",
+    response_class=Response,
+    responses=documented(404, 410, 413, 422) | {200: {"content": {"application/zip": BYTES}}},
+)
+async def download(query: Annotated[Files, Query()], service: Asked) -> Response:
+    """The unchanged files of several images in one ZIP file; those that are gone are named in a text file inside."""
+    files = await service.files(query.id)
+    size, limit = sum(path.stat().st_size for _, path in files), service.settings.max_download_bytes
+    if size > limit:
+        raise HTTPException(413, f"these files have {size / 1e9:.1f} GB, more than {limit / 1e9:.1f}; choose fewer")
+    headers = {"Content-Disposition": 'attachment; filename="photos.zip"'}
+    return StreamingResponse(zipped(service, [item for item, _ in files]), 200, headers, "application/zip")
+
+
+@router.get("/api/paths", responses=documented(404, 410, 422))
+async def paths(query: Annotated[Files, Query()], service: Asked) -> Paths:
+    """Where the files of images lie on the server's computer."""
+    return Paths(paths=[str(path) for _, path in await service.files(query.id)])
 
 
 @router.get("/api/index", responses=documented())
 async def index(request: Request, service: Asked) -> IndexAnswer:
     """Facts about the index in use, and the limits of the server."""
+    return await index_answer(request, service)
+
+
+async def index_answer(request: Request, service: Service) -> IndexAnswer:
     facts, error = await service.look_up(lambda searcher: searcher.describe()), service.index_error
     full = request.state.access == Access.FULL
     return IndexAnswer(
@@ -127,14 +193,34 @@ async def index(request: Request, service: Asked) -> IndexAnswer:
 @router.post("/api/session", status_code=204, response_class=Response, responses=documented(400, 413, 422))
 async def begin_session(session: Session, request: Request, service: Asked) -> Response:
     """Exchange a token for a cookie, so that the page can show images."""
+    return _begin(session.token, request, service, Response(status_code=204))
+
+
+@router.post("/api/session/form", include_in_schema=False)
+async def session_form(request: Request, service: Asked) -> Response:
+    """The same for the page without JavaScript, and logging out."""
+    try:
+        sent = parse_qs((await request.body()).decode(), max_num_fields=10)
+    except ValueError:
+        return problem_page(400, "the form cannot be read")
+    answer = Response(status_code=303, headers={"Location": "/"})
+    if "leave" in sent:
+        return _end(request, service, answer)
+    found = _begin(sent.get("token", [""])[0].strip(), request, service, answer)
+    if found is not answer:
+        return problem_page(found.status_code, "this is not a token of the server, or too many wrong ones came")
+    return found
+
+
+def _begin(token: str, request: Request, service: Service, answer: Response) -> Response:
+    """The answer with the cookie of a new session, or why there is none."""
     client = client_of(request.scope)
     if wait := service.clients.wrong_wait(client):
         return too_many(wait, "too many wrong tokens came from this address")
-    access = service.keys.of_token(session.token)
+    access = service.keys.of_token(token)
     if not access:
         service.clients.wrong(client)
         return problem(401, "token_needed", "this is not a token of the server")
-    answer = Response(status_code=204)
     secure = "https" in (request.url.scheme, request.headers.get("x-forwarded-proto"))
     value = service.keys.begin(access)
     answer.set_cookie(COOKIE, value, max_age=int(SESSION_S), httponly=True, samesite="strict", secure=secure)
@@ -144,8 +230,11 @@ async def begin_session(session: Session, request: Request, service: Asked) -> R
 @router.delete("/api/session", status_code=204, response_class=Response, responses=documented())
 async def end_session(request: Request, service: Asked) -> Response:
     """Log out: the cookie is worth nothing from now on, also where it was copied."""
+    return _end(request, service, Response(status_code=204))
+
+
+def _end(request: Request, service: Service, answer: Response) -> Response:
     service.keys.end(session_of(request.headers))
-    answer = Response(status_code=204)
     answer.delete_cookie(COOKIE, httponly=True, samesite="strict")
     return answer
 

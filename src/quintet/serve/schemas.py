@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from enum import IntEnum
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from quintet.search.explain import Explanation
+from quintet.search.facets import Facet
 from quintet.search.items import Hit, Item, Kind
 from quintet.search.stores.where import Scalar
 from quintet.serve.thumbnails import SIZES
 
 LONGEST_LIST, LAST_OFFSET = 100, 900  # results per response; largest offset
+LAST_ITEM = 10_000_000  # largest offset in the list of the newest items
+MOST_FILES = 200  # of a download
 ThumbnailSize = IntEnum("ThumbnailSize", {f"of_{size}": size for size in SIZES})  # type: ignore[misc]
 
 
@@ -25,6 +29,12 @@ def _characters(text: str) -> str:
 
 Text = Annotated[str, AfterValidator(_characters)]
 ItemId = Field(description="An item's id, as a search gives it.", max_length=4096)
+WHERE = Field(
+    None,
+    max_length=1000,
+    description="A filter on an item's metadata.",
+    examples=['year=2024 and path~"holiday/*"'],
+)
 
 
 class Window(BaseModel):
@@ -35,16 +45,23 @@ class Window(BaseModel):
     kind: Kind = Field("image", description="What to search for: images or texts.")
     limit: int = Field(40, ge=1, le=LONGEST_LIST, description="How many results.")
     offset: int = Field(0, ge=0, le=LAST_OFFSET, description="Results to skip.")
-    where: Text | None = Field(
-        None,
-        max_length=1000,
-        description="A filter on an item's metadata.",
-        examples=['year=2024 and path~"holiday/*"'],
-    )
+    where: Text | None = WHERE
 
 
-class SimilarQuery(Window):
-    id: Text = ItemId
+class NewestQuery(Window):
+    offset: int = Field(0, ge=0, le=LAST_ITEM, description="Items to skip.")
+
+
+class FacetsQuery(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    where: Text | None = WHERE
+
+
+class Files(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    id: list[Annotated[Text, ItemId]] = Field(min_length=1, max_length=MOST_FILES, description="Ids of images.")
 
 
 class Parts(Window):
@@ -53,6 +70,11 @@ class Parts(Window):
 
 
 class ImageQuery(Parts):
+    query: Text | None = Field(None, description="A text that results should fit, too.")
+
+
+class SimilarQuery(Parts):
+    id: Text = ItemId
     query: Text | None = Field(None, description="A text that results should fit, too.")
 
 
@@ -87,25 +109,61 @@ class ItemAnswer(BaseModel):
 
 class HitAnswer(BaseModel):
     item: ItemAnswer
-    score: float
+    score: float | None = Field(description="None where nothing was searched for.")
     weak: bool = Field(False, description="Random words reach such a score, too.")
-    duplicates: int = Field(0, description="How many items that nearly equal it are left out.")
+    duplicates: list[ItemAnswer] = Field([], description="Items that nearly equal it and are left out.")
+
+    @classmethod
+    def of(cls, hit: Hit) -> HitAnswer:
+        duplicates = [ItemAnswer.of(each.item) for each in hit.duplicates]
+        return cls(item=ItemAnswer.of(hit.item), score=hit.score, weak=hit.weak, duplicates=duplicates)
 
 
 class Results(BaseModel):
-    hits: list[HitAnswer] = Field(description="Best first.")
+    hits: list[HitAnswer] = Field(description="Best first; without a query, the newest first.")
     more: bool = Field(description="Whether a larger offset would give more.")
     seconds: float = Field(description="How long the search took.")
+    total: int | None = Field(None, description="How many items there are, where nothing was searched for.")
 
     @classmethod
     def of(cls, hits: list[Hit], window: Window, seconds: float) -> Results:
         """The window of a list that has one hit more than the window needs, if there are so many."""
         end = window.offset + window.limit
-        shown = [
-            HitAnswer(item=ItemAnswer.of(hit.item), score=hit.score, weak=hit.weak, duplicates=len(hit.duplicates))
-            for hit in hits[window.offset : end]
-        ]
+        shown = [HitAnswer.of(hit) for hit in hits[window.offset : end]]
         return cls(hits=shown, more=len(hits) > end and end <= LAST_OFFSET, seconds=round(seconds, 4))
+
+
+class ChoiceAnswer(BaseModel):
+    label: str
+    count: int = Field(description="How many images have it and fit the rest of the filter.")
+    where: str = Field(description="The filter with this choice; without it where it is chosen.")
+    chosen: bool
+
+
+class FacetAnswer(BaseModel):
+    name: str = Field(examples=["year", "folder", "camera", "orientation", "place"])
+    choices: list[ChoiceAnswer]
+
+    @classmethod
+    def of(cls, facet: Facet) -> FacetAnswer:
+        return cls(name=facet.name, choices=[ChoiceAnswer(**asdict(choice)) for choice in facet.choices])
+
+
+class Facets(BaseModel):
+    facets: list[FacetAnswer]
+
+
+class Example(BaseModel):
+    query: str
+    item: ItemAnswer = Field(description="Its best image.")
+
+
+class Examples(BaseModel):
+    examples: list[Example] = Field(description="Queries that fit images of this index well.")
+
+
+class Paths(BaseModel):
+    paths: list[str] = Field(description="Absolute paths on the server's computer.")
 
 
 class Word(BaseModel):

@@ -3,30 +3,44 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import sqlite3
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import IO, Any, BinaryIO, TypeVar
 
 from quintet.errors import QuintetError
-from quintet.search import StaleIndex
-from quintet.search.items import Hit
+from quintet.search import MissingImage, StaleIndex
+from quintet.search.facets import Facet
+from quintet.search.items import Hit, Item
 from quintet.search.searcher import Searcher
 from quintet.search.stores.where import Where, parse_where
 from quintet.serve.access import Clients, Keys
 from quintet.serve.decoder import Decoders, anonymous_file
 from quintet.serve.prometheus import Metrics
-from quintet.serve.schemas import ImageQuery, Parts, Results, Window
+from quintet.serve.schemas import (
+    LAST_ITEM,
+    HitAnswer,
+    ImageQuery,
+    ItemAnswer,
+    NewestQuery,
+    Parts,
+    Results,
+    SimilarQuery,
+    Window,
+)
 from quintet.serve.settings import Settings
 from quintet.serve.thumbnails import Thumbnail, Thumbnails, open_file
 from quintet.serve.watcher import IndexWatcher, Searchers
 
+LOG = logging.getLogger("quintet.serve")
 T = TypeVar("T")
 REMEMBERED = 10_000  # image files that were checked
 
@@ -100,6 +114,8 @@ class Service:
         # Few at a time: each has an image in memory.
         self._uploads = WorkPool("upload", settings.decoders, settings.upload_queue, settings.timeout_s)
         self._uploading = 0  # bytes
+        self._examples: tuple[float, list[tuple[str, Item]]] = -1, []  # of a generation
+        self._finding: asyncio.Task[list[tuple[str, Item]]] | None = None
         self._media_types: OrderedDict[tuple[object, ...], str] = OrderedDict()
         self._count()
 
@@ -147,8 +163,45 @@ class Service:
         rerank = self.settings.rerank if window.kind == "text" and is_plain else None
         return await self._list(window, search, rerank, pool=self._uploads)
 
-    async def similar(self, item_id: str, window: Window) -> Results:
-        return await self._list(window, lambda searcher, **options: searcher.similar(item_id, **options))
+    async def similar(self, query: SimilarQuery) -> Results:
+        more: dict[str, Any] = {"query": query.query, "exclude": query.exclude}
+        more = {name: value for name, value in more.items() if value}
+        return await self._list(query, lambda searcher, **options: searcher.similar(query.id, **options, **more))
+
+    async def newest(self, window: NewestQuery) -> Results:
+        """Nothing is searched for: all items that pass the filter, the latest first."""
+        where, began = _parsed(window.where), time.perf_counter()
+        wanted: dict[str, Any] = {"k": window.limit, "start": window.offset, "kind": window.kind, "where": where}
+        items, total = await self.look_up(lambda searcher: searcher.newest(**wanted))
+        hits = [HitAnswer(item=ItemAnswer.of(item), score=None) for item in items]
+        more = window.offset + window.limit < min(total, LAST_ITEM)
+        return Results(hits=hits, more=more, seconds=round(time.perf_counter() - began, 4), total=total)
+
+    async def facets(self, where: str | None) -> list[Facet]:
+        condition = _parsed(where)
+        return await self.look_up(lambda searcher: searcher.facets(condition))
+
+    async def examples(self) -> list[tuple[str, Item]]:
+        """Found once for each generation of the index; it takes a second or two."""
+
+        def find(searcher: Searcher) -> list[tuple[str, Item]]:
+            if self._examples[0] != searcher.generation:
+                self._examples = searcher.generation, searcher.examples()
+            return self._examples[1]
+
+        return await self.search(find)
+
+    def known_examples(self) -> list[tuple[str, Item]]:
+        """Those found already; else they are looked for, and nobody waits."""
+        if self._examples[0] != self._generation() and self._finding is None:
+            self._finding = asyncio.create_task(self.examples())
+            self._finding.add_done_callback(self._found)
+        return self._examples[1]
+
+    def _found(self, task: asyncio.Task[list[tuple[str, Item]]]) -> None:
+        self._finding = None
+        if not task.cancelled() and (error := task.exception()):
+            LOG.warning("no queries were found that the page could offer: %s", error)
 
     async def search(self, work: Callable[[Searcher], T]) -> T:
         """Run a task that computes."""
@@ -158,8 +211,26 @@ class Service:
         """Run a task that reads files; it does not wait for searches."""
         return await self._images.run(lambda: self._borrowed(work))
 
+    async def item(self, item_id: str) -> Item:
+        return await self.look_up(lambda searcher: searcher.item(item_id))
+
     async def thumbnail(self, item_id: str, size: int) -> Thumbnail:
         return await self.look_up(lambda searcher: self.thumbnails.get(searcher.image_path(item_id), size))
+
+    async def files(self, ids: Sequence[str]) -> list[tuple[Item, Path]]:
+        """The images of these ids whose files are there."""
+
+        def find(searcher: Searcher) -> list[tuple[Item, Path]]:
+            found = []
+            for item in [searcher.item(id_) for id_ in dict.fromkeys(ids)]:
+                with suppress(MissingImage):
+                    found.append((item, searcher.image_path(item.id)))
+            return found
+
+        files = await self.look_up(find)
+        if not files:
+            raise MissingImage("the files of these items are gone, or they are texts")
+        return files
 
     async def image_file(self, item_id: str) -> tuple[BinaryIO, str]:
         """An image's file and media type. What does not decode as an image is never given out."""
@@ -188,7 +259,7 @@ class Service:
     async def _list(
         self, window: Window, search: Callable[..., list[Hit]], rerank: int | None = None, pool: WorkPool | None = None
     ) -> Results:
-        where: Where | None = parse_where(window.where) if window.where and window.where.strip() else None
+        where = _parsed(window.where)
         depth = window.offset + window.limit + 1  # one more than shown: tells whether there are more
 
         def hits(searcher: Searcher) -> list[Hit]:
@@ -201,7 +272,7 @@ class Service:
             if depth <= rerank:
                 return best
             # The first `rerank` hits are the same for every window, so that windows do not overlap.
-            known = {hit.item.id for hit in best}
+            known = {each.item.id for hit in best for each in (hit, *hit.duplicates)}
             return best + [hit for hit in search(searcher, k=depth, **options) if hit.item.id not in known]
 
         began = time.perf_counter()
@@ -234,3 +305,7 @@ class Service:
         add("quintet_thumbnails_made_total", "counter", "Thumbnails made.", lambda: kept.made)
         add("quintet_thumbnails_found_total", "counter", "Thumbnails found in the cache.", lambda: kept.found)
         add("quintet_thumbnails_bytes", "gauge", "Bytes of thumbnails on disk.", lambda: kept.kept_bytes)
+
+
+def _parsed(where: str | None) -> Where | None:
+    return parse_where(where) if where and where.strip() else None

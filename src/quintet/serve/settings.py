@@ -36,6 +36,7 @@ class Settings:
     client_concurrency: int | None = None  # requests at a time of one client; likewise
     max_upload_bytes: int = 20 * 2**20
     max_uploads_bytes: int = 256 * 2**20  # total of the uploads in progress
+    max_download_bytes: int = 2 * 2**30  # of several images in one file
     max_body_bytes: int = 2**20  # of requests that are not uploads
     max_pixels: int = 40_000_000  # of an upload; of a JPEG, which is decoded at a fraction of its size, MAX_PIXELS
     decoders: int = 2  # images decoded at a time

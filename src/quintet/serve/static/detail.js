@@ -1,69 +1,120 @@
 // One result, large: its facts, the words that mattered, and where each of them looked.
 
 import { post, thumbnail } from "./api.js";
+import { write } from "./address.js";
 import * as grid from "./grid.js";
 import { fileName, make } from "./make.js";
 
 const SVG = "http://www.w3.org/2000/svg";
+const SWIPE = 50; // pixels
 const get = (id) => document.getElementById(id);
 const dialog = get("detail");
-let position = 0;
+let position = -1; // among the results; -1: it is none of them
+let shown = null; // the item
 let query = null;
 let explaining = null;
+let moved = () => {};
 let loadMore = async () => {};
 
-/** `asked` is the text that was searched for, or null. */
-export function open(number, asked) {
-  query = asked;
+/** `asked` is what was searched for, whose text is explained. `score` is null where nothing was. */
+export function open({ item, score }, asked) {
+  query = asked.query;
+  position = grid.positionOf(item.id);
+  shown = item;
   if (!dialog.open) dialog.showModal();
-  show(number);
+  show(item, score);
 }
 
-/** `similar(item)` when more like it are wanted; `more()` loads further results. */
-export function listen(similar, more) {
+export function close() {
+  if (dialog.open) dialog.close();
+}
+
+export const isOpen = () => dialog.open;
+
+/** `onMove(item)` when another result is shown, `onClose()` when the reader closes it; `more()` loads further results. */
+export function listen(onMove, onClose, more) {
+  moved = onMove;
   loadMore = more;
-  get("close").addEventListener("click", () => dialog.close());
-  get("previous").addEventListener("click", () => show(position - 1));
-  get("next").addEventListener("click", () => forward());
-  get("similar").addEventListener("click", () => {
-    const { item } = grid.hit(position);
-    dialog.close();
-    similar(item);
+  get("close").addEventListener("click", onClose);
+  get("previous").addEventListener("click", () => go(-1));
+  get("next").addEventListener("click", () => go(1));
+  dialog.addEventListener("cancel", (event) => {
+    event.preventDefault(); // Escape: the address changes, too
+    onClose();
   });
   dialog.addEventListener("close", () => {
     explaining?.abort();
-    grid.focus(position);
+    get("detail-photo").removeAttribute("src");
+    const back = grid.positionOf(shown.id);
+    if (back >= 0) grid.focus(back);
   });
   dialog.addEventListener("click", (event) => {
-    if (event.target === dialog) dialog.close(); // the backdrop
+    if (event.target === dialog) onClose(); // the backdrop
   });
   dialog.addEventListener("keydown", (event) => {
-    if (event.key === "ArrowLeft" && position > 0) show(position - 1);
-    if (event.key === "ArrowRight") forward();
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.key === "ArrowLeft") go(-1);
+    if (event.key === "ArrowRight") go(1);
   });
+  listenForSwipes(dialog.querySelector(".stage"), onClose);
 }
 
-async function forward() {
-  if (position + 1 >= grid.size()) await loadMore();
-  if (dialog.open && position + 1 < grid.size()) show(position + 1);
+/** Left and right lead to the next and the previous result, down closes. */
+function listenForSwipes(stage, onClose) {
+  let start = null;
+  stage.addEventListener("pointerdown", (event) => {
+    start = event.pointerType === "mouse" || !event.isPrimary ? null : event;
+  });
+  stage.addEventListener("pointerup", (event) => {
+    if (!start || !event.isPrimary || visualViewport?.scale > 1.05) return; // a photo that is zoomed is moved
+    const [x, y] = [event.clientX - start.clientX, event.clientY - start.clientY];
+    start = null;
+    if (Math.abs(x) > SWIPE && Math.abs(x) > 1.5 * Math.abs(y)) go(x < 0 ? 1 : -1);
+    else if (y > 2 * SWIPE && y > 1.5 * Math.abs(x)) onClose();
+  });
+  stage.addEventListener("pointercancel", () => (start = null));
 }
 
-function show(number) {
-  position = number;
+async function go(by) {
+  if (position < 0 || position + by < 0) return;
+  if (position + by >= grid.size()) await loadMore();
+  if (!dialog.open || position + by >= grid.size()) return;
+  position += by;
   const { item, score } = grid.hit(position);
+  shown = item;
+  show(item, score);
+  moved(item);
+}
+
+function show(item, score) {
   const isText = item.kind === "text";
   get("detail-name").textContent = isText ? "A text" : fileName(item);
-  get("position").textContent = `Result ${position + 1}, score ${score.toFixed(3)}`;
-  get("previous").disabled = position === 0;
+  const number = position < 0 ? "" : `Result ${position + 1}`;
+  get("position").textContent = [number, score === null ? "" : `score ${score.toFixed(3)}`].filter(Boolean).join(", ");
+  get("previous").disabled = position <= 0;
+  get("next").disabled = position < 0;
   get("detail-facts").replaceChildren(...facts(item));
   get("detail-text").hidden = !isText;
   get("detail-text").textContent = item.text ?? "";
-  get("original").hidden = isText;
-  get("original").href = `/api/image?${new URLSearchParams({ id: item.id })}`;
+  const file = `/api/image?${new URLSearchParams({ id: item.id })}`;
+  for (const id of ["original", "save"]) {
+    get(id).hidden = isText;
+    get(id).href = file;
+  }
+  get("save").download = fileName(item);
+  get("similar").href = write({ like: item.id });
   get("regions").replaceChildren();
   dialog.querySelector(".frame").hidden = isText;
   if (!isText) showPhoto(item);
+  for (const by of [1, -1]) prepare(position + by);
   explain(item);
+}
+
+/** The neighbours are loaded, so that the next step is quick. */
+function prepare(number) {
+  if (position < 0 || number < 0 || number >= grid.size()) return;
+  const { item } = grid.hit(number);
+  if (item.kind === "image") new Image().src = thumbnail(item.id, 1600);
 }
 
 function showPhoto(item) {

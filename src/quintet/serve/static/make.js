@@ -1,4 +1,4 @@
-// A small helper to build elements; text is always text, never markup.
+// A small helper to build elements; text is always text, never markup. And what things are called.
 
 /** make("p", {className: "x"}, "words", otherElement) */
 export function make(tag, properties = {}, ...children) {
@@ -14,3 +14,9 @@ export function make(tag, properties = {}, ...children) {
 export function fileName(item) {
   return item.path?.split("/").pop() ?? item.id;
 }
+
+export function counted(number, thing) {
+  return `${number.toLocaleString("en")} ${thing}${number === 1 ? "" : "s"}`;
+}
+
+export const quoted = (words) => `“${words.length > 80 ? `${words.slice(0, 80)}…` : words}”`;

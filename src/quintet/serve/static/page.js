@@ -1,20 +1,24 @@
 // The page: what is asked for, its address, and what happens in between.
 
 import { Trouble, ask, post } from "./api.js";
+import { follow, read, sameSearch, write } from "./address.js";
 import * as detail from "./detail.js";
+import { closeMenus, showExamples, showFacets } from "./facets.js";
 import * as grid from "./grid.js";
-import { fileName, make } from "./make.js";
+import { counted, fileName, make, quoted } from "./make.js";
+import * as selection from "./selection.js";
 import { askToken, offerLogOut } from "./token.js";
 import * as upload from "./upload.js";
 
 const PAGE = 40;
 const get = (id) => document.getElementById(id);
-const query = get("query");
-const where = get("where");
+const [query, without, where] = [get("query"), get("without"), get("where")];
 const photos = []; // those searched for on this page, so that going back finds them again
 
+let first = JSON.parse(get("first").textContent || "{}"); // the server's answers that came with the page
 let facts = null; // of the index and the server's limits
-let request = null; // {mode: "text" | "photo" | "similar", ..., kind, where}
+let request = null; // what is shown: {query, like, file, without, kind, where}
+let like = null; // the item that results are like
 let running = null; // the request under way
 let fetched = 0; // results that came, also those that are not shown twice
 let more = false; // whether there are further results
@@ -22,31 +26,89 @@ let preview = null;
 
 const chosenKind = () => document.querySelector("#kinds :checked").value;
 const say = (words) => (get("status").textContent = words);
-const quoted = (words) => `“${words.length > 80 ? `${words.slice(0, 80)}…` : words}”`;
+const isSearch = ({ query, like, file }) => Boolean(query || like || file);
+const isHome = (asked) => !isSearch(asked) && !asked.where && asked.kind === "image";
+
+// ---- addresses
+
+/** Go somewhere: a new entry of the history. A link that is gone then leaves its focus to the results. */
+function go(asked, link) {
+  if (asked.file) photos.push(asked.file);
+  history.pushState(asked.file ? { file: photos.length - 1 } : null, "", write(asked));
+  const arrived = arrive();
+  if (link) get("results-head").focus({ preventScroll: true });
+  return arrived;
+}
+
+/** Show what the address says: of another search its results, and the photo that is open. */
+async function arrive() {
+  const asked = { ...read(), file: photos[history.state?.file] ?? null };
+  closeMenus();
+  if (!asked.photo) detail.close();
+  if (!request || !sameSearch(asked, request)) await search(asked);
+  const { photo } = read(); // it may be another address by now
+  if (!photo || photo !== asked.photo) return;
+  const position = grid.positionOf(photo);
+  if (position >= 0) return detail.open(grid.hit(position), request);
+  try {
+    const item = await known("item", `/api/item?${new URLSearchParams({ id: photo })}`);
+    if (read().photo === item.id) detail.open({ item, score: null }, request);
+  } catch (error) {
+    detail.close();
+    await fail(error);
+  }
+}
+
+/** An answer that came with the page, once; or the server is asked. */
+async function known(name, path, options) {
+  const { [name]: answer, ...others } = first;
+  first = others;
+  return answer ?? ask(path, options);
+}
+
+function closeDetail() {
+  if (history.state?.opened) return history.back(); // as the button of the browser and the phone does
+  history.replaceState(history.state, "", write({ ...request, photo: null }));
+  detail.close();
+}
+
+function openResult(position) {
+  const { item } = grid.hit(position);
+  history.pushState({ ...history.state, opened: true }, "", write({ ...request, photo: item.id }));
+  detail.open(grid.hit(position), request);
+}
 
 // ---- asking
 
-function search(next, { remember = true } = {}) {
-  request = { kind: chosenKind(), where: where.value.trim() || null, ...next };
-  if (remember) history.pushState(keepable(request), "", addressOf(request));
-  document.title = `${nameOf(request)} – Quintet`;
-  document.body.classList.remove("fresh");
-  get("welcome").hidden = true;
-  get("trouble").replaceChildren();
-  showChip();
+async function search(asked) {
+  request = { ...asked, photo: null };
+  running?.abort();
+  const mine = (running = new AbortController());
   more = false;
   fetched = 0;
-  get("more").hidden = true;
-  running?.abort();
-  running = null;
-  grid.clear();
+  showRequest();
+  grid.clear(request);
   grid.wait();
+  selection.clear();
   window.scrollTo({ top: 0 });
-  say("Searching …");
+  say(isSearch(request) ? "Searching …" : "");
+  const filter = request.where ? `?${new URLSearchParams({ where: request.where })}` : "";
+  showFacets(request, () => known("facets", `/api/facets${filter}`));
+  if (isHome(request)) showExamples(() => known("examples", "/api/examples"));
+  like = null;
+  try {
+    if (request.like) like = await known("like", `/api/item?${new URLSearchParams({ id: request.like })}`, { signal: mine.signal });
+  } catch (error) {
+    if (!mine.signal.aborted) await fail(error);
+    return;
+  }
+  if (mine.signal.aborted) return;
+  showChip();
+  running = null;
   return load();
 }
 
-/** The next page of what is wished for. */
+/** The next page of what is asked for. */
 async function load() {
   if (running) return;
   const mine = (running = new AbortController());
@@ -55,10 +117,9 @@ async function load() {
     grid.add(answer.hits);
     fetched += answer.hits.length;
     more = answer.more;
-    report(answer.seconds);
+    report(answer);
   } catch (error) {
     if (mine.signal.aborted) return;
-    grid.settle();
     await fail(error);
   } finally {
     if (running === mine) running = null;
@@ -66,42 +127,68 @@ async function load() {
   if (running === null && more && nearEnd()) load();
 }
 
-function send(signal) {
-  const window = { kind: request.kind, limit: PAGE, offset: fetched, ...(request.where && { where: request.where }) };
+async function send(signal) {
+  const { problem, results, ...others } = first;
+  first = others;
+  if (problem) throw new Trouble(problem.code, problem.message);
+  if (results) return results;
+  const { query, like, file, without, kind, where } = request;
+  const window = { kind, limit: PAGE, offset: fetched, ...(where && { where }) };
   const options = { signal };
   const waiting = () => say("The server is busy; asking again …");
-  if (request.mode === "text") return post("/api/search", { query: request.query, ...window }, options, waiting);
-  if (request.mode === "similar") return ask(`/api/similar?${new URLSearchParams({ id: request.id, ...window })}`, options, waiting);
-  const upload = { method: "POST", headers: { "Content-Type": request.file.type || "application/octet-stream" }, body: request.file };
-  return ask(`/api/search/image?${new URLSearchParams(window)}`, { ...upload, ...options }, waiting);
+  const parts = { ...(query && { query }), ...(without && { exclude: without }) };
+  if (file) {
+    const sent = { method: "POST", headers: { "Content-Type": file.type || "application/octet-stream" }, body: file };
+    return ask(`/api/search/image?${new URLSearchParams({ ...window, ...parts, duplicates: false })}`, { ...sent, ...options }, waiting);
+  }
+  if (like) return ask(`/api/similar?${new URLSearchParams({ id: like, ...window, ...parts })}`, options, waiting);
+  if (!query) return ask(`/api/newest?${new URLSearchParams(window)}`, options, waiting);
+  const exclude = without ? [without] : [];
+  return post("/api/search", { query, ...window, exclude, duplicates: false }, options, waiting);
 }
 
-function report(seconds) {
+function report({ seconds, total }) {
   const count = grid.size();
-  const things = request.kind === "text" ? "text" : "photo";
+  const thing = request.kind === "text" ? "text" : "photo";
   get("more").hidden = !more;
+  get("select").hidden = !count || thing === "text";
   if (count === 0) {
     say("");
-    const reason = request.where ? "Nothing passes the filter." : `There are no ${things}s in this index.`;
+    const reason = request.where ? "Nothing passes the filter." : `There are no ${thing}s in this index.`;
     get("trouble").replaceChildren(make("p", {}, reason));
     return;
   }
-  const counted = `${more ? "the best " : ""}${count} ${things}${count === 1 ? "" : "s"}`;
-  say(`${nameOf(request)}: ${counted}, ${seconds < 1 ? `${Math.max(1, Math.round(1000 * seconds))} ms` : `${seconds.toFixed(1)} s`}`);
+  if (isHome(request)) return say(about());
+  if (total !== null && total !== undefined) return say(counted(total, thing));
+  const time = seconds < 1 ? `${Math.max(1, Math.round(1000 * seconds))} ms` : `${seconds.toFixed(1)} s`;
+  say(`${nameOf(request)}: ${more ? "the best " : ""}${counted(count, thing)}, ${time}`);
+}
+
+function about() {
+  const counts = facts.index.counts ?? {};
+  const parts = [counted(counts.image ?? 0, "photo"), ...(counts.text ? [counted(counts.text, "text")] : [])];
+  return `${parts.join(" and ")}, searched with ${facts.index.matcher}.`;
 }
 
 async function fail(error) {
   if (!(error instanceof Trouble)) throw error;
   say("");
+  grid.settle();
+  running = null;
   if (error.code === "token_needed") return askToken(start);
   const titles = {
     unreachable: "No connection",
     unknown_words: "None of these words is known",
+    unknown_item: "This photo is not in the index any more",
     unreadable_image: "This is not a photo that can be read",
     empty_query: "Nothing to search for",
+    invalid_filter: "The filter cannot be read",
   };
   const again = make("button", { type: "button", className: "main" }, "Try again");
-  again.addEventListener("click", () => search(request, { remember: false }));
+  again.addEventListener("click", () => {
+    request = null;
+    arrive();
+  });
   const mends = ["unreachable", "busy", "too_many_requests", "too_slow", "store_unavailable", "unavailable", "stale_index", "internal"];
   const parts = [make("strong", {}, titles[error.code] ?? "That did not work"), make("p", {}, error.message)];
   get("trouble").replaceChildren(...parts, ...(mends.includes(error.code) ? [again] : []));
@@ -111,95 +198,68 @@ function nearEnd() {
   return document.documentElement.scrollHeight - window.scrollY - window.innerHeight < 900;
 }
 
-// ---- what is shown of the request, and its address
+// ---- what is shown of the request
 
-function nameOf({ mode, query, file, name }) {
-  if (mode === "text") return quoted(query);
-  return mode === "similar" ? `Like ${name}` : `Like ${file.name || "the pasted photo"}`;
+function nameOf({ query, file, without }) {
+  const likeness = file ? `Like ${file.name || "the pasted photo"}` : like ? `Like ${likeName()}` : "";
+  const parts = [likeness, query ? quoted(query) : "", without ? `without ${quoted(without)}` : ""];
+  return parts.filter(Boolean).join(", ");
+}
+
+const likeName = () => (like.kind === "text" ? quoted(like.text) : fileName(like));
+
+function showRequest() {
+  const home = isHome(request);
+  get("trouble").replaceChildren();
+  get("more").hidden = get("select").hidden = true;
+  get("welcome").hidden = !home;
+  get("results-head").textContent = home ? "Recent photos" : isSearch(request) ? "Results" : request.kind === "text" ? "Texts" : "Photos";
+  query.value = request.query ?? "";
+  without.value = request.without ?? "";
+  where.value = request.where ?? "";
+  document.querySelector(`#kinds [value="${request.kind}"]`).checked = true;
+  get("chip").hidden = true;
+  document.title = home ? "Quintet" : `${isSearch(request) ? nameOf(request) : (request.where ?? "Texts")} – Quintet`;
 }
 
 function showChip() {
   if (preview) URL.revokeObjectURL(preview);
-  preview = request.mode === "photo" ? URL.createObjectURL(request.file) : null;
-  get("chip").hidden = request.mode === "text";
-  query.value = request.mode === "text" ? request.query : "";
-  query.placeholder = request.mode === "text" ? "Describe a photo" : "";
-  get("chip").querySelector("span").textContent = nameOf(request);
+  preview = request.file ? URL.createObjectURL(request.file) : null;
+  get("chip").hidden = !request.file && !like;
+  query.placeholder = get("chip").hidden ? "Describe a photo" : "Add words";
+  if (get("chip").hidden) return;
+  document.title = `${nameOf(request)} – Quintet`;
+  get("chip").querySelector("span").textContent = nameOf({ file: request.file });
   const image = get("chip").querySelector("img");
-  image.hidden = request.mode === "similar" && request.itemKind === "text";
-  image.src = preview ?? (request.mode === "similar" ? `/api/thumbnail?${new URLSearchParams({ id: request.id, size: 160 })}` : "");
-}
-
-function keepable({ file, ...others }) {
-  if (!file) return others;
-  photos.push(file);
-  return { ...others, photo: photos.length - 1 };
-}
-
-function addressOf({ mode, query, id, kind, where }) {
-  const parts = new URLSearchParams();
-  if (mode === "text") parts.set("q", query);
-  if (mode === "similar") parts.set("like", id);
-  if (kind !== "image") parts.set("kind", kind);
-  if (where) parts.set("where", where);
-  return parts.size ? `/?${parts}` : "/";
-}
-
-async function fromAddress() {
-  const parts = new URLSearchParams(location.search);
-  const kept = history.state;
-  where.value = parts.get("where") ?? "";
-  get("filter").open = where.value !== "";
-  const kind = document.querySelector(`#kinds [value="${parts.get("kind") === "text" ? "text" : "image"}"]`);
-  kind.checked = true;
-  if (parts.get("q")) return search({ mode: "text", query: parts.get("q") }, { remember: false });
-  if (kept?.mode === "photo" && photos[kept.photo]) return search({ mode: "photo", file: photos[kept.photo] }, { remember: false });
-  if (!parts.get("like")) return welcome();
-  try {
-    return similar(await ask(`/api/item?${new URLSearchParams({ id: parts.get("like") })}`), { remember: false });
-  } catch (error) {
-    return fail(error);
-  }
-}
-
-function welcome() {
-  running?.abort();
-  request = null;
-  more = false;
-  grid.clear();
-  grid.settle();
-  document.title = "Quintet";
-  document.body.classList.add("fresh");
-  get("welcome").hidden = false;
-  get("more").hidden = true;
-  get("chip").hidden = true;
-  get("trouble").replaceChildren();
-  query.value = "";
-  say("");
+  image.hidden = like?.kind === "text";
+  image.src = preview ?? `/api/thumbnail?${new URLSearchParams({ id: like.id, size: 160 })}`;
 }
 
 // ---- the ways to ask
 
-function searchByText() {
+/** What the form says. */
+function searchByForm() {
   const words = query.value.trim();
-  if (words) search({ mode: "text", query: words });
-  else if (request && request.mode !== "text") search({ ...request, kind: chosenKind(), where: where.value.trim() || null });
-  else query.focus();
+  const next = { query: words || null, without: without.value.trim() || null, where: where.value.trim() || null, kind: chosenKind() };
+  const shown = get("chip").hidden ? {} : { like: request?.like ?? null, file: request?.file ?? null };
+  if (next.without && !words && !shown.like && !shown.file) {
+    get("trouble").replaceChildren(make("strong", {}, "Nothing to search for"), make("p", {}, "Say also what the photo shows."));
+    return query.focus();
+  }
+  return go({ ...next, ...shown });
 }
 
 function byPhoto(file) {
-  if (facts && !mayUpload()) {
-    const words = facts.access === "full" ? "This index cannot be searched by a photo." : "Your token is for searching by words only.";
-    get("trouble").replaceChildren(make("strong", {}, "No search by a photo"), make("p", {}, words));
-    return;
+  if (!facts) return;
+  const refuse = (title, words) => get("trouble").replaceChildren(make("strong", {}, title), make("p", {}, words));
+  if (!mayUpload()) {
+    return refuse("No search by a photo", facts.access === "full" ? "This index cannot be searched by a photo." : "Your token is for searching by words only.");
   }
-  if (facts && file.size > facts.max_upload_bytes) {
+  if (file.size > facts.max_upload_bytes) {
     const limit = (facts.max_upload_bytes / 2 ** 20).toFixed(0);
-    const words = `${file.name} is larger than the ${limit} MB that this server takes; choose a smaller one.`;
-    get("trouble").replaceChildren(make("strong", {}, "This photo is too large"), make("p", {}, words));
-    return;
+    return refuse("This photo is too large", `${file.name} is larger than the ${limit} MB that this server takes; choose a smaller one.`);
   }
-  search({ mode: "photo", file });
+  go({ query: query.value.trim() || null, without: null, where: where.value.trim() || null, kind: chosenKind(), file });
 }
 
 /** Not with a read-only token, nor where the matcher sees features instead of images. */
@@ -207,25 +267,18 @@ function mayUpload() {
   return facts.access === "full" && facts.index.can_search_by_image !== false;
 }
 
-function similar(item, options) {
-  const name = item.kind === "text" ? quoted(item.text) : fileName(item);
-  return search({ mode: "similar", id: item.id, name, itemKind: item.kind }, options);
-}
-
 // ---- listening
 
 get("search").addEventListener("submit", (event) => {
   event.preventDefault();
-  searchByText();
+  searchByForm();
 });
-get("kinds").addEventListener("change", searchByText);
-get("filter").addEventListener("toggle", () => {
-  if (get("filter").open && document.activeElement?.tagName === "SUMMARY") where.focus();
-});
+get("kinds").addEventListener("change", searchByForm);
 get("unchip").addEventListener("click", () => {
   get("chip").hidden = true;
   query.placeholder = "Describe a photo";
   query.focus();
+  if (query.value.trim()) searchByForm();
 });
 query.addEventListener("keydown", (event) => {
   if (event.key === "ArrowDown" && grid.size()) {
@@ -234,7 +287,7 @@ query.addEventListener("keydown", (event) => {
   }
 });
 document.addEventListener("keydown", (event) => {
-  const typing = event.target.closest("input:not([type=radio], [type=file]), textarea, dialog");
+  const typing = event.target.closest("input:not([type=radio], [type=file], [type=checkbox]), textarea, dialog");
   if (event.key === "/" && !typing && !event.ctrlKey && !event.metaKey) {
     event.preventDefault();
     query.select();
@@ -246,28 +299,28 @@ get("more").addEventListener("click", async () => {
   await load();
   grid.focus(from);
 });
-grid.listen((position) => detail.open(position, request.mode === "text" ? request.query : null), () => query.focus());
-detail.listen(similar, load);
+grid.listen(openResult, () => query.focus());
+detail.listen((item) => history.replaceState(history.state, "", write({ ...request, photo: item.id })), closeDetail, load);
 upload.listen(byPhoto);
+for (const part of [document.querySelector("h1"), get("facets"), get("examples"), get("detail")]) follow(part, go);
 new IntersectionObserver((entries) => {
   if (entries.some((entry) => entry.isIntersecting) && more) load();
 }, { rootMargin: "900px" }).observe(get("rest"));
-window.addEventListener("popstate", fromAddress);
+window.addEventListener("popstate", arrive);
 
 async function start() {
   try {
-    facts = await ask("/api/index");
+    facts = await known("facts", "/api/index");
   } catch (error) {
     return fail(error);
   }
-  const counts = facts.index.counts ?? {};
-  const name = (number, thing) => `${number.toLocaleString()} ${thing}${number === 1 ? "" : "s"}`;
-  const parts = [name(counts.image ?? 0, "photo"), ...(counts.text ? [name(counts.text, "text")] : [])];
-  get("facts").textContent = `${parts.join(" and ")}, searched with ${facts.index.matcher}.`;
-  get("kinds").hidden = !counts.text;
+  get("kinds").hidden = !facts.index.counts?.text;
   document.querySelector(".pick").hidden = get("file").disabled = !mayUpload();
+  selection.allowPaths(facts.access === "full");
   offerLogOut(facts.session);
-  await fromAddress();
+  request = null;
+  if (isHome(read()) && matchMedia("(hover: hover)").matches) query.focus({ preventScroll: true });
+  await arrive();
 }
 
 start();
