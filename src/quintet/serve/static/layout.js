@@ -37,7 +37,7 @@ function heightOf(sum, count, width) {
 
 /** Give the elements of a list the sizes of their rows. A row that would be far too high stays narrower. */
 export function justify(elements, ratios, width) {
-  const target = width < 500 ? 150 : Math.min(Math.max(width / 5.5, 170), 230);
+  const target = width < 500 ? 0.34 * width : Math.min(Math.max(width / 5.5, 170), 230);
   let at = 0;
   for (const count of breakRows(ratios, width, target)) {
     const row = ratios.slice(at, at + count);

@@ -167,7 +167,7 @@ function report({ seconds, total }) {
 function about() {
   const counts = facts.index.counts ?? {};
   const parts = [counted(counts.image ?? 0, "photo"), ...(counts.text ? [counted(counts.text, "text")] : [])];
-  return `${parts.join(" and ")}, searched with ${facts.index.matcher}.`;
+  return parts.join(" and ");
 }
 
 async function fail(error) {
@@ -176,6 +176,7 @@ async function fail(error) {
   grid.settle();
   running = null;
   if (error.code === "token_needed") return askToken(start);
+  if (error.code === "unreadable_image") get("chip").hidden = true; // what is typed next is a search of its own
   const titles = {
     unreachable: "No connection",
     unknown_words: "None of these words is known",
