@@ -54,7 +54,7 @@ def best_examples(texts: Sequence[str], encoder: Encoder, opened: Generation) ->
     images = opened.vectors("image", np.array([entry.row for entry in best]))
     spreads = [Spread.of(vector, opened.sample("image")) for vector in vectors]
     scores = vectors.astype(np.float64) @ images.T  # (texts, their best images)
-    fits = np.array([[spread.deviations(score) for score in row] for spread, row in zip(spreads, scores, strict=True)])
+    fits = np.stack([(row - spread.mean) / spread.std for row, spread in zip(scores, spreads, strict=True)])
     numbers = [number for number in range(len(texts)) if fits[:, number].argmax() == number]
     numbers.sort(key=lambda number: -fits[number, number])
     return [(texts[number], best[number].item) for number in numbers if fits[number, number] >= GOOD]
