@@ -123,20 +123,20 @@ def capture(page: Any, name: str) -> None:
     """In 256 colours, which halves the file and is hardly visible."""
     page.wait_for_load_state("networkidle")
     for image in page.locator(".open img").all()[:12]:
-        expect(image).to_have_js_property("complete", True)
+        expect(image).to_have_js_property("complete", True, timeout=60_000)
     page.mouse.move(0, 0)
     shot = Image.open(io.BytesIO(page.screenshot(animations="disabled"))).convert("RGB")
     shot.quantize(256).save(IMAGES / f"{name}.png", optimize=True)
 
 
 def home(page: Any) -> None:
-    expect(page.locator("#examples a").first).to_be_visible()
+    expect(page.locator("#examples a").first).to_be_visible(timeout=60_000)
 
 
 def search(page: Any) -> None:
     page.get_by_role("searchbox").fill("a cat")
     page.keyboard.press("Enter")
-    expect(page.locator("#status")).to_contain_text("a cat")
+    expect(page.locator("#status")).to_contain_text("a cat", timeout=60_000)
 
 
 def open_first(page: Any) -> None:
