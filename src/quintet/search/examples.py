@@ -13,7 +13,7 @@ from quintet.search.items import Item, ItemDatabase
 from quintet.search.queries import SAMPLE, Spread
 
 MOST = 60  # folders whose words are tried, and texts of the index
-GOOD = 2.0  # standard deviations above the mean of an index
+GOOD = 2.5  # standard deviations above the mean of an index
 LONGEST = 40  # characters of a text that is offered
 EVERYDAY = """
 a dog; a cat; a bird; horses; a child playing; a smiling person; someone's face; people at a table;
