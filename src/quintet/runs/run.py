@@ -293,7 +293,10 @@ class Run:
     def image_batches(
         self, corpus: Corpus, images: Sequence[Image], batch_size: int = TEXTS_AT_ONCE
     ) -> Iterator[ImageBatch]:
-        """Images of a corpus as the matcher takes them, in order."""
+        """Images of a corpus as the matcher takes them, in order; files are read in threads, a few batches ahead."""
+        if self.image_input["kind"] == "pixels":
+            files = [corpus.image_path(image) for image in images]
+            return read_batches(files, self.view, self.device, positive(batch_size), WORKERS)
         return image_batches(self.image_source(corpus), images, positive(batch_size))
 
     def text_batches(self, texts: Sequence[Text], batch_size: int = TEXTS_AT_ONCE) -> Iterator[TextBatch]:
