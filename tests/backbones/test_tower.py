@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from quintet.backbones import ImageTower, Preprocess, create_tower
-from quintet.backbones.create import is_trained
+from quintet.backbones.create import is_trained, read_classifier
 from quintet.backbones.extractor import FeatureExtractor
 from quintet.backbones.tower import JoinedTower, fold_tokens
 from quintet.errors import QuintetError
@@ -73,8 +74,33 @@ def test_weights_of_the_one_that_brings_none(tmp_path: Path) -> None:
 
 
 def test_one_size_for_all() -> None:
-    with pytest.raises(QuintetError, match=r"224 x 224 .*260"):
-        create_tower("efficientnet-lite0+efficientnet-lite2", pretrained=False)
+    first, second = Cells(4), Cells(2)
+    second.preprocess = replace(second.preprocess, size=(16, 8))
+    with pytest.raises(QuintetError, match="16 x 8"):
+        JoinedTower([first, second])
+
+
+def test_convolutions_take_the_size_of_the_first() -> None:
+    joined = create_tower("efficientnet-lite2+efficientnet-lite0", pretrained=False)
+    assert joined.preprocess.size == (260, 260)
+    pixels = torch.randn(1, 3, 260, 260)
+    with torch.inference_mode():
+        grid = joined(pixels)
+        torch.testing.assert_close(grid[:, 1280:], joined.members[1](pixels))
+    assert grid.shape == (1, 2560, 9, 9)
+
+
+def test_the_joined_classifier_gives_the_mean_of_both() -> None:
+    torch.manual_seed(3)
+    features = torch.randn(4, 2560)
+    weight, bias = read_classifier("efficientnet-lite2+efficientnet-lite0")
+    both = []
+    for name, part in (("efficientnet-lite2", features[:, :1280]), ("efficientnet-lite0", features[:, 1280:])):
+        own_weight, own_bias = read_classifier(name)
+        both.append(part @ own_weight.t() + own_bias)
+    torch.testing.assert_close(features @ weight.t() + bias, sum(both) / 2, atol=1e-4, rtol=1e-4)
+    with pytest.raises(QuintetError, match="classifier of 'resnet50'"):
+        read_classifier("resnet50")
 
 
 def test_which_joined_towers_are_trained() -> None:

@@ -47,7 +47,12 @@ quintet.extract_features("corpora/f30k")
 """,
     "docs/python.md": "",
     "docs/scenes.md": "",
-    "docs/search.md": "",
+    "docs/search.md": """
+from pathlib import Path
+import quintet
+from quintet.runs.onnx_export import export_onnx
+export_onnx(quintet.load("quintet-small", device="cpu"), Path("towers"))
+""",
     "docs/serve.md": 'import quintet; quintet.build_index("quintet-small", "photos", "holiday.index")',
     "docs/stores.md": "",
     "docs/tutorials/add-a-method.md": "",

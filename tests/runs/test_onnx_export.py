@@ -56,22 +56,37 @@ def test_both_towers_agree_with_torch_at_any_batch(
     if arguments.get("pixels"):
         batch = ImageBatch(pixels=torch.randn(5, 3, *run.matcher.preprocess.size))
         given = {"pixels": batch.pixels.numpy()}  # type: ignore[union-attr]
-    else:
-        real = torch.rand(5, 9) < 0.7
-        real[:, 0] = True
-        batch = ImageBatch(fragments=torch.randn(5, 9, 128), mask=real)
-        given = {"fragments": batch.fragments.numpy(), "real": real.numpy()}  # type: ignore[union-attr]
+    else:  # the tower behind the features is in the file
+        pixels = torch.randn(5, 3, *run.preprocess.size)
+        batch = run.view.batch(pixels, [(4, 4)] * 5)
+        given = {"pixels": pixels.numpy()}
     (found,) = session.run(None, given)
     with torch.no_grad():
         expected = run.matcher.encode_images(batch).embedding
     np.testing.assert_allclose(found, expected.numpy(), atol=1e-5)
 
 
+def test_features_of_an_unknown_tower_go_in_as_they_are(make_run: Any, tmp_path: Path) -> None:
+    run = load(make_run("vse++"))
+    run.image_input = {"kind": "features", "name": "imported"}
+    export_onnx(run, tmp_path)
+    assert json.loads((tmp_path / "towers.json").read_text())["images"]["name"] == "imported"
+    real = torch.rand(5, 9) < 0.7
+    real[:, 0] = True
+    batch = ImageBatch(fragments=torch.randn(5, 9, 128), mask=real)
+    session = onnxruntime.InferenceSession(str(tmp_path / "images.onnx"))
+    (found,) = session.run(None, {"fragments": batch.fragments.numpy(), "real": real.numpy()})  # type: ignore[union-attr]
+    with torch.no_grad():
+        np.testing.assert_allclose(found, run.matcher.encode_images(batch).embedding.numpy(), atol=1e-5)
+
+
 def test_what_goes_in_and_out_is_described(make_run: Any, tmp_path: Path) -> None:
-    export_onnx(load(make_run("vse++")), tmp_path)
+    run = load(make_run("vse++"))
+    export_onnx(run, tmp_path)
     facts = json.loads((tmp_path / "towers.json").read_text())
     assert facts["inputs"]["texts"] == {"tokens": ["n", "words"], "lengths": ["n"]}
-    assert facts["images"]["kind"] == "features"
+    assert facts["inputs"]["images"] == {"pixels": ["n"]}
+    assert facts["images"] == {"kind": "pixels", "preprocess": run.preprocess.state()}
     assert facts["largest_difference_from_torch"].keys() == {"images", "texts"}
 
 

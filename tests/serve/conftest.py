@@ -57,6 +57,7 @@ class FakeSearcher:
         self.error: Exception | None = None
         self.judges = False  # whether results without any of the words are weak
         self.collapses = False  # whether the first of each four images stands for the others
+        self.strange: str | None = None  # what is said of every query
         self.items: dict[str, Item] = {}
         self.words: dict[str, set[str]] = {}
         self.boxes: dict[str, np.ndarray] = {}
@@ -71,6 +72,9 @@ class FakeSearcher:
             self._add(Item(f"p{number}", "image", f"shapes/{path.name}", 0, None, {"width": 96, "height": 96}), said)
             self.boxes[f"p{number}"] = np.array(drawing.boxes, np.float32)
             self._add(Item(f"s{number}", "text", None, None, max(said, key=len)), said)
+
+    def query_note(self, text: str) -> str | None:
+        return self.strange
 
     def _add(self, item: Item, said: Sequence[str]) -> None:
         self.items[item.id] = item

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
 from quintet.backbones.tower import ImageTower, JoinedTower
 from quintet.backbones.weights import load_weights, read_weights
 from quintet.data.hub import verify_package_file
@@ -130,6 +133,24 @@ def is_trained(name: str, weights: Path | str | None = None, pretrained: bool = 
     if len(_members(name)) > 1:
         return all(is_trained(one, weights, pretrained) for one in _members(name))
     return weights is not None or (pretrained and not (name in TOWERS and TOWERS[name].from_scratch))
+
+
+def read_classifier(name: str) -> tuple[Tensor, Tensor]:
+    """The classifiers that the towers of a name were trained with: weights (classes, dim) and biases (classes,).
+
+    Of `A+B`, the mean of both towers' logits, as one map of the joined channels.
+    """
+    weights, biases = [], []
+    for one in _members(name):
+        entry = TOWERS.get(one)
+        if entry is None or entry.package is None:
+            packaged = ", ".join(key for key, value in TOWERS.items() if value.package)
+            raise QuintetError(f"the classifier of {one!r} is not known; those of {packaged} are")
+        tensors = read_weights(_packaged_weights(one, entry))
+        (weight,), (bias,) = ([tensors[f"{head}{part}"] for head in entry.heads] for part in ("weight", "bias"))
+        weights.append(weight)
+        biases.append(bias)
+    return torch.cat(weights, dim=1) / len(weights), torch.stack(biases).mean(0)
 
 
 def _packaged_weights(name: str, entry: _Entry) -> Path:

@@ -30,7 +30,7 @@ EPS, MOMENTUM = 1e-3, 0.01  # TensorFlow's epsilon; its decay 0.99 is torch's mo
 class EfficientNetLite(ImageTower):
     """Grid of 1/32 of the input's size (rounded up), 1,280 channels."""
 
-    foldable = True
+    foldable = any_size = True
 
     def __init__(self, width: float, depth: float, size: int) -> None:
         super().__init__()

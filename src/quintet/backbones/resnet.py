@@ -12,7 +12,7 @@ from quintet.backbones.tower import ImageTower
 class ResNet(ImageTower):
     """Grid of 1/32 of the input's size; 512 channels with basic blocks, 2,048 with bottlenecks."""
 
-    foldable = True
+    foldable = any_size = True
 
     def __init__(
         self,

@@ -20,6 +20,8 @@ class ImageTower(nn.Module):
     preprocess: Preprocess  # how the tower was trained and measured by its authors
     # Whether only its BatchNorm reads a convolution's output. Of a network from another library that is not known.
     foldable = False
+    # Whether it takes images of another size than its preprocess makes: convolutions only, nothing that counts cells.
+    any_size = False
 
     def forward(self, pixels: Tensor) -> Tensor:
         """(n, 3, height, width) -> (n, dim, h, w)."""
@@ -35,12 +37,14 @@ class JoinedTower(ImageTower):
 
     def __init__(self, towers: Sequence[ImageTower]) -> None:
         super().__init__()
-        sizes = {tower.preprocess.size for tower in towers}
-        if len(sizes) > 1:
-            raise QuintetError(
-                f"towers that are joined must want images of one size; these want "
-                f"{' and '.join(f'{height} x {width}' for height, width in sorted(sizes))}"
-            )
+        first, *others = (tower.preprocess.size for tower in towers)
+        for size, tower in zip(others, towers[1:], strict=True):
+            if size != first and not tower.any_size:
+                raise QuintetError(
+                    "towers that are joined see images of one size: the first wants "
+                    f"{first[0]} x {first[1]}, another {size[0]} x {size[1]} and no other"
+                )
+        self.foldable = all(tower.foldable for tower in towers)
         self.members = nn.ModuleList(towers)
         self.preprocess = towers[0].preprocess
         self.dim = sum(tower.dim for tower in towers)

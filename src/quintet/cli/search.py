@@ -187,14 +187,9 @@ def search_command(
 
 def _warn(searcher: Searcher, texts: Sequence[str]) -> None:
     """Of words that no run knows, and of a query in another language."""
-    names = " and ".join(run.name for run in searcher.manifest.runs)
     for text in texts:
-        if strange := searcher.strange_words(text):
-            note = (
-                f"note: {', '.join(map(repr, strange[:5]))}: {names} knows such words only in pieces or not at all. It "
-                "learned from English captions; say it in plain English words"
-            )
-            Console(stderr=True).print(shown(note), markup=False, highlight=False, soft_wrap=True)
+        if note := searcher.query_note(text):
+            Console(stderr=True).print(shown(f"note: {note}"), markup=False, highlight=False, soft_wrap=True)
 
 
 def _read_queries(path: Path) -> list[str]:

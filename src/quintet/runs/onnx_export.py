@@ -15,13 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from quintet.backbones.extractor import FeatureExtractor, pool_grid
 from quintet.backbones.onnx_text import OnnxText
 from quintet.backbones.preprocess import PatchPreprocess
 from quintet.data.batches import ImageBatch, TextBatch
 from quintet.errors import QuintetError
 from quintet.files import atomic_write, begin_folder, check_folder, read_json, write_json
 from quintet.layers.text import unpacked
-from quintet.protocols import HasFrozenText, Matcher, ReadsPixels, preprocess_of
+from quintet.protocols import HasFrozenText, Matcher, ReadsPixels
 from quintet.runs.run import Run
 from quintet.scores import embedding_of
 
@@ -61,6 +62,25 @@ class ImageTowerOfPixels(nn.Module):
         return embedding_of(self.matcher.encode_images(ImageBatch(pixels=pixels)))
 
 
+class ImageTowerWithFeatures(nn.Module):
+    """From pixels through the frozen tower and its cells, which the matcher's features were made with."""
+
+    def __init__(self, matcher: Matcher, extractor: FeatureExtractor) -> None:
+        super().__init__()
+        self.matcher, self.tower = matcher, extractor.tower
+        with torch.no_grad():
+            height, width = self.tower(torch.zeros(1, 3, *extractor.preprocess.size)).shape[2:]
+        # Averaging cells as two products: ONNX has no adaptive pooling for sizes that do not divide.
+        self.rows = pool_grid(torch.eye(height)[None, :, :, None], (extractor.grid[0], 1))[0]  # (rows, height)
+        self.columns = pool_grid(torch.eye(width)[None, :, :, None], (extractor.grid[1], 1))[0]  # (columns, width)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        cells = self.rows @ self.tower(pixels) @ self.columns.t()  # (n, dim, rows, columns)
+        cells = cells.flatten(2).transpose(1, 2)  # (n, L, dim)
+        real = torch.ones_like(cells[..., 0], dtype=torch.bool)
+        return embedding_of(self.matcher.encode_images(ImageBatch(fragments=cells, mask=real)))
+
+
 class TextTower(nn.Module):
     def __init__(self, matcher: Matcher) -> None:
         super().__init__()
@@ -95,6 +115,19 @@ class PlainAttention(nn.Module):
         return self.out((logits.softmax(dim=-1) @ value).transpose(1, 2).flatten(2)), None
 
 
+class PlainStandard(nn.Module):
+    """`nn.BatchNorm1d` without gain and bias, in operations that need no size to be exported."""
+
+    def __init__(self, norm: nn.BatchNorm1d) -> None:
+        super().__init__()
+        assert norm.running_mean is not None
+        assert norm.running_var is not None
+        self.mean, self.std = norm.running_mean, (norm.running_var + norm.eps).sqrt()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x - self.mean) / self.std
+
+
 def export_onnx(run: Run, folder: Path) -> ExportReport:
     """Write `images.onnx`, `texts.onnx` and `towers.json` (what goes in and comes out); raise unless both agree with
     torch, also on batches of other sizes than the one they were traced with."""
@@ -102,16 +135,19 @@ def export_onnx(run: Run, folder: Path) -> ExportReport:
     check_folder(folder, HEADER, FORMAT, OWN_FILES)
     _require_embeddings(run.matcher)
     matcher = run.matcher.to("cpu").eval()
+    extractor = _extractor(run)
     files, difference, inputs = {name: folder / f"{name}.onnx" for name in ("images", "texts")}, {}, {}
     with ExitStack() as stack:  # no file appears before all are right
         for name, path in files.items():
-            tower, axes = _tower(matcher, name)
+            tower, axes = _tower(matcher, name, extractor)
             given = [_example(matcher, run, name, n, more) for n, more in ((2, 0), (3, 2), (1, -1))]
+            with torch.no_grad():
+                tower(*given[0])  # what is read from files at the first use must not be traced
             temporary = stack.enter_context(atomic_write(path))
             if name == "texts" and is_over_onnx(matcher):
                 export_over_onnx(matcher, given[0], temporary, _export)
             else:
-                _export(_tower(_exportable(matcher), name)[0], given[0], axes, EMBEDDING, temporary)
+                _export(_tower(_exportable(matcher), name, extractor)[0], given[0], axes, EMBEDDING, temporary)
             difference[name] = max(_difference(tower, each, axes, temporary) for each in given)
             if not difference[name] <= TOLERANCE:  # NaN too
                 raise QuintetError(
@@ -149,21 +185,36 @@ def _require_embeddings(matcher: Matcher) -> None:
 
 
 def _exportable(matcher: Matcher) -> Matcher:
-    """A copy whose attention layers keep their sizes free."""
+    """A copy of layers that keep their sizes free."""
     copy = deepcopy(matcher)
     for module in list(copy.modules()):
         for name, child in list(module.named_children()):
             if isinstance(child, nn.MultiheadAttention):
                 setattr(module, name, PlainAttention(child))
+            if isinstance(child, nn.BatchNorm1d) and not child.affine:
+                setattr(module, name, PlainStandard(child))
     return copy
 
 
-def _tower(matcher: Matcher, name: str) -> tuple[nn.Module, dict[str, dict[int, str]]]:
+def _extractor(run: Run) -> FeatureExtractor | None:
+    """The image tower behind the run's features, so that its file takes pixels; None where it is not known."""
+    if run.image_input["kind"] == "pixels" or not _takes_pixels(run):
+        return None
+    view = run.view
+    assert isinstance(view, FeatureExtractor)
+    return view.to("cpu")
+
+
+def _tower(
+    matcher: Matcher, name: str, extractor: FeatureExtractor | None
+) -> tuple[nn.Module, dict[str, dict[int, str]]]:
     """A tower, and the names of its inputs with their free axes."""
     if name == "texts":
         return TextTower(matcher).eval(), {"tokens": {0: "n", 1: "words"}, "lengths": {0: "n"}}
     if matcher.image_input == "pixels":
         return ImageTowerOfPixels(matcher).eval(), {"pixels": {0: "n"}}
+    if extractor is not None:
+        return ImageTowerWithFeatures(matcher, extractor).eval(), {"pixels": {0: "n"}}
     free = {0: "n", 1: "regions"}
     return ImageTowerOfFragments(matcher).eval(), {"fragments": free, "real": free}
 
@@ -178,12 +229,16 @@ def _example(matcher: Matcher, run: Run, name: str, n: int, more: int) -> tuple[
         lengths = torch.full((n,), words)
         lengths[-1] = min(3, words)
         return tokens, lengths
-    if matcher.image_input == "pixels":
-        return (torch.randn(n, 3, *preprocess_of(matcher).size, generator=generator),)
+    if _takes_pixels(run):
+        return (torch.randn(n, 3, *run.preprocess.size, generator=generator),)
     regions = torch.randn(n, REGIONS + more, _image_dim(run), generator=generator)
     real = torch.ones(n, REGIONS + more, dtype=torch.bool)
     real[-1, 5:] = False
     return regions, real
+
+
+def _takes_pixels(run: Run) -> bool:
+    return run.image_input["kind"] == "pixels" or "checksum" in (run.image_input.get("tower") or {})
 
 
 def _image_dim(run: Run) -> int:
@@ -249,13 +304,9 @@ def _description(run: Run, inputs: dict[str, Any], difference: dict[str, float])
         "opset": OPSET,
         "inputs": inputs,  # of each tower by name, with the axes that are free
         "output": "embedding: (n, dim) float32 of unit length; the score of a pair is the dot product",
-        "images": run.image_input if run.image_input["kind"] == "features" else _pixels(run),
+        "images": {"kind": "pixels", "preprocess": run.preprocess.state()} if _takes_pixels(run) else run.image_input,
         "largest_difference_from_torch": difference,
     }
-
-
-def _pixels(run: Run) -> dict[str, Any]:
-    return {"kind": "pixels", "preprocess": preprocess_of(run.matcher).state()}
 
 
 # A text tower whose frozen encoder is an ONNX file already: that graph, between two small ones of ours

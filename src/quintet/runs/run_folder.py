@@ -96,6 +96,17 @@ def shipped_runs() -> dict[str, Path]:
     return {path.parent.name: path.parent for path in sorted(folder.glob("*/run.json"))}
 
 
+def is_run(path: Path | str) -> bool:
+    """Whether it is a run folder, or the name of a run that comes with Quintet.
+
+    >>> is_run("quintet-small"), is_run("sentence-transformers/all-MiniLM-L6-v2")
+    (True, False)
+    """
+    path = user_path(path)
+    folder = path if is_there(path) else shipped_runs().get(str(path), path)
+    return (folder / "run.json").is_file()
+
+
 def is_there(path: Path) -> bool:
     """Whether there is anything; a path that the system cannot have (too long, a null byte) is an error."""
     try:

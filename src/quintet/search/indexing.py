@@ -273,9 +273,11 @@ def _before(index: Path, database: ItemDatabase, team: _Team, overwrite: bool) -
     before = Manifest.of(database)
     if (before.encoder, before.first, before.rerank) == (team.fingerprint, team.roles.first, team.roles.rerank):
         return before
-    names = ", ".join(run.name for run in before.runs)
+    names = [run.name for run in before.runs]
+    same = [run.name for run in team.encoder.runs] == names
+    by = f"an earlier version of {' and '.join(names)}" if same else f"other runs ({', '.join(names)})"
     raise StaleIndex(
-        f"index {index} was built by other runs ({names}) or in another precision, and codes of different runs cannot "
+        f"index {index} was built by {by} or in another precision, and codes of different runs cannot "
         "be compared; use the same runs, another folder, or --overwrite to replace it"
     )
 

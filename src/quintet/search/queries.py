@@ -52,13 +52,23 @@ def strange_words(text: str, tokenizer: Tokenizer) -> list[str]:
     score says so.
     """
     kinds = tokenizer.kinds()
-    words = list(dict.fromkeys(word for word in text.lower().split() if any(letter.isalpha() for letter in word)))
+    words = words_of(text)
     strange = []
-    for word in words[:MAX_WORDS]:
+    for word in words:
         ids = [id_ for id_ in tokenizer.ids(word) if not kinds.special[id_]]
         if tokenizer.unknown in ids or any(kinds.continues[id_] for id_ in ids) or not word.isascii():
             strange.append(word)
     return strange if 2 * len(strange) >= len(words) else []
+
+
+def words_of(text: str) -> list[str]:
+    """The different words of a text that have a letter.
+
+    >>> words_of("A dog, a DOG 2")
+    ['a', 'dog,', 'dog']
+    """
+    words = (word for word in text.lower().split() if any(letter.isalpha() for letter in word))
+    return list(dict.fromkeys(words))[:MAX_WORDS]
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,7 @@ from quintet.search.queries import (
     combined,
     near_duplicates,
     strange_words,
+    words_of,
 )
 from quintet.search.sources import unpacked
 from quintet.search.stores import Where, parse_where
@@ -329,6 +330,19 @@ class Searcher:
         """Words of a text that no run of the index knows whole, where they are half of it or more."""
         found = [strange_words(text, tokenizer) for tokenizer in self.encoder.tokenizers]
         return min(found, key=len)
+
+    def query_note(self, text: str) -> str | None:
+        """What to tell a person whose query no run of the index understands well; None where there is nothing."""
+        strange = self.strange_words(text)
+        if not strange:
+            return None
+        names = " and ".join(run.name for run in self.manifest.runs)
+        all_of_them = len(strange) == len(words_of(text))
+        known = "no word of the query is known whole" if all_of_them else "such words are known only in pieces"
+        return (
+            f"{', '.join(map(repr, strange[:5]))}: {known} to {names}, which learned from English captions, so the "
+            "results may be by chance; say it in plain English words"
+        )
 
     def item(self, item_id: str) -> Item:
         return self._opened.items.entry(item_id).item

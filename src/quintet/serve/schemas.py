@@ -124,13 +124,14 @@ class Results(BaseModel):
     more: bool = Field(description="Whether a larger offset would give more.")
     seconds: float = Field(description="How long the search took.")
     total: int | None = Field(None, description="How many items there are, where nothing was searched for.")
+    note: str | None = Field(None, description="Where the index knows half of the query's words or fewer: which.")
 
     @classmethod
-    def of(cls, hits: list[Hit], window: Window, seconds: float) -> Results:
+    def of(cls, hits: list[Hit], window: Window, seconds: float, note: str | None = None) -> Results:
         """The window of a list that has one hit more than the window needs, if there are so many."""
         end = window.offset + window.limit
         shown = [HitAnswer.of(hit) for hit in hits[window.offset : end]]
-        return cls(hits=shown, more=len(hits) > end and end <= LAST_OFFSET, seconds=round(seconds, 4))
+        return cls(hits=shown, more=len(hits) > end and end <= LAST_OFFSET, seconds=round(seconds, 4), note=note)
 
 
 class ChoiceAnswer(BaseModel):

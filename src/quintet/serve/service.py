@@ -275,9 +275,13 @@ class Service:
             known = {each.item.id for hit in best for each in (hit, *hit.duplicates)}
             return best + [hit for hit in search(searcher, k=depth, **options) if hit.item.id not in known]
 
+        def answer(searcher: Searcher) -> tuple[list[Hit], str | None]:
+            query = getattr(window, "query", None)
+            return hits(searcher), searcher.query_note(query) if query else None
+
         began = time.perf_counter()
-        found = await (pool or self._searches).run(lambda: self._borrowed(hits))
-        return Results.of(found, window, time.perf_counter() - began)
+        found, note = await (pool or self._searches).run(lambda: self._borrowed(answer))
+        return Results.of(found, window, time.perf_counter() - began, note)
 
     def _borrowed(self, work: Callable[[Searcher], T]) -> T:
         with self._searchers.lend() as searcher:

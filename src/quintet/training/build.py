@@ -34,8 +34,8 @@ from quintet.protocols import (
     UsesTextPool,
 )
 from quintet.runs.checkpoint import load_tensors, own_rows, save_tensors, whole_state
-from quintet.runs.run import load
-from quintet.runs.run_folder import locate, read_head
+from quintet.runs.run import load, read_tokenizer
+from quintet.runs.run_folder import is_run, locate, read_head
 from quintet.training.inputs import TrainingData
 from quintet.training.recipe_models import Recipe, StageRecipe, TokenizerRecipe
 
@@ -60,6 +60,8 @@ def build_dictionary(
     if recipe.kind == "wordpiece":
         from quintet.data.wordpiece import WordPiece
 
+        if recipe.source and is_run(recipe.source):
+            return _tokenizer_of_run(recipe), None
         if recipe.source:
             return WordPiece.load(recipe.source, recipe.max_length), None
         return WordPiece.train(texts, recipe.size, recipe.max_length), None
@@ -90,6 +92,16 @@ def pretrained_model(recipe: Recipe) -> str | None:
     """The pretrained model, `hf:NAME`, that the matcher of a recipe is, or reads texts with."""
     named = (recipe.matcher.arguments.get(key) for key in ("source", "text"))
     return next((name for name in named if isinstance(name, str) and name.startswith("hf:")), None)
+
+
+def _tokenizer_of_run(recipe: TokenizerRecipe) -> Tokenizer:
+    """That of the run `source`, as it is."""
+    tokenizer = read_tokenizer(locate(str(recipe.source))[0])
+    if tokenizer is None:
+        raise RecipeError(f"data.tokenizer.source: run {recipe.source} has no tokenizer; name another one")
+    if recipe.max_length is not None:
+        raise RecipeError(f"data.tokenizer: run {recipe.source} has its own max_length; leave max_length out")
+    return tokenizer
 
 
 def without_absent_vectors(recipe: Recipe, note: Callable[[str], None]) -> Recipe:

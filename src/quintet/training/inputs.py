@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from quintet import distributed
+from quintet.backbones.tower import same_tower
 from quintet.backbones.weights import weights_checksum
 from quintet.data.corpus import Corpus, Split, split_checksum
 from quintet.data.feature_store import FeatureStore, WordFeatures, has_word_features, write_word_features
@@ -20,11 +21,14 @@ from quintet.data.loading import FeatureImages, ImageSource, PixelImages, Tokeni
 from quintet.data.tokenizers import Tokenizer
 from quintet.errors import CorpusError, RecipeError
 from quintet.protocols import HasFrozenText, Matcher, TextEncoder, module_of, preprocess_of
+from quintet.runs.run_folder import is_run, locate, read_image_input
+from quintet.training.logs import Display
 from quintet.training.recipe_models import AugmentRecipe, DataRecipe, Recipe
 
 if TYPE_CHECKING:
     from quintet.data.resident import ImageMemory, ResidentFeatures
 
+VALIDATION = "dev"  # the split that selects epochs, unless a recipe names another
 BATCH = 256  # texts given to a frozen encoder at a time
 
 
@@ -80,7 +84,11 @@ def open_data(recipe: Recipe, note: Callable[[str], None]) -> TrainingData:
     if data.corpus is None:
         raise RecipeError(f"recipe {recipe.name!r} names no corpus; add --corpus FOLDER (or data.corpus=FOLDER)")
     corpus = Corpus.open(data.corpus)
-    train, validation = corpus.split(data.train), corpus.split(data.validation)
+    train = corpus.split(data.train)
+    if data.validation == VALIDATION and not corpus.splits.get(VALIDATION):
+        train, validation = _held_out(train, note)
+    else:
+        validation = corpus.split(data.validation)
     shared = set(train.groups) & {*validation.groups, *corpus.splits.get(data.test, ())}
     if shared:
         raise CorpusError(
@@ -106,6 +114,55 @@ def open_data(recipe: Recipe, note: Callable[[str], None]) -> TrainingData:
             )
             train = train.without_images(missing)
     return TrainingData(corpus, train, validation, store, data.text_cache)
+
+
+def _held_out(train: Split, note: Callable[[str], None]) -> tuple[Split, Split]:
+    """A tenth of the training groups, by a hash of their names, for a corpus without a validation split."""
+    if len(train.groups) < 2:
+        raise CorpusError("the corpus has one training image and no validation split; epochs are selected on others")
+    order = sorted(range(len(train.groups)), key=lambda code: hashlib.sha256(train.groups[code].encode()).digest())
+    held = sorted(order[: max(1, len(order) // 10)])
+    note(
+        f"the corpus has no split {VALIDATION!r}: {len(held)} of its {len(order)} training groups are held out to "
+        "select the epoch"
+    )
+    return train.take_groups(sorted(set(order) - set(held))), replace(train.take_groups(held), name=VALIDATION)
+
+
+def prepare_features(recipe: Recipe, device: torch.device, display: Display) -> None:
+    """Where the first stage starts from a run on features, the corpus must have them of the same tower.
+
+    What the corpus lacks is extracted, so that fine-tuning a run is one command.
+    """
+    data, start = recipe.data, recipe.stages[0].init
+    if data.corpus is None or data.features is None or not is_run(start):
+        return
+    tower = read_image_input(locate(start)[0]).get("tower") or {}
+    folder = Path(data.corpus) / "features" / data.features
+    if (folder / "manifest.json").is_file():
+        if not same_tower(tower, FeatureStore(folder).manifest.get("tower")):
+            raise RecipeError(
+                f"the features in {folder} come from another tower or setting than those of {start}; move them away, "
+                "and training makes its own"
+            )
+        return
+    if "checksum" not in tower:
+        return
+    display.info(f"the corpus has no features {data.features}; they are made with the image tower of {start}")
+    if distributed.is_main():
+        from quintet.features.extract import extract_features  # where they are there, nothing of it is needed
+
+        report = extract_features(
+            data.corpus,
+            tower["name"],
+            weights=tower["weights"],
+            name=data.features,
+            grid=(tower["grid"][0], tower["grid"][1]),
+            crop=tower["preprocess"]["crop"],
+            device=device,
+        )
+        display.info(f"features of {report.written} of {report.images} images in {folder}")
+    distributed.barrier()
 
 
 def keep_inputs(data: TrainingData, recipe: DataRecipe, device: torch.device) -> TrainingData:

@@ -37,8 +37,8 @@ class TokenizerRecipe(_Strict):
     )
     source: str | None = Field(
         None,
-        description="wordpiece: vocab.txt, folder or hub name; none: trained on the corpus; pretrained: folder or hub "
-        "name; none: that of the model which the matcher names",
+        description="wordpiece: vocab.txt, folder, hub name, or a run that has one; none: trained on the corpus; "
+        "pretrained: folder or hub name; none: that of the model which the matcher names",
     )
     size: int = Field(8000, ge=10, description="wordpiece: size of the vocabulary, when trained on the corpus")
     word_vectors: Path | None = Field(None, description="GloVe or word2vec file that initialises the word embeddings")

@@ -49,7 +49,7 @@ from quintet.training.build import (
     tell_dictionary,
     without_absent_vectors,
 )
-from quintet.training.inputs import TrainingData, keep_inputs, open_data
+from quintet.training.inputs import TrainingData, keep_inputs, open_data, prepare_features
 from quintet.training.logs import Display, Silent
 from quintet.training.loop import StageTrainer, Summary, check_chunks, check_metric
 from quintet.training.optim import freeze, frozen_modules, make_optimizer
@@ -246,6 +246,7 @@ def train_recipe(
         check_new(out)
         if recipe.data.corpus is not None:
             check_name(recipe.data.corpus)
+        prepare_features(recipe, chosen, display)
         data = open_data(recipe, display.note)
         recipe = without_absent_vectors(recipe, display.note)
         tokenizer, dictionary = build_dictionary(recipe.data.tokenizer, data.train, pretrained_model(recipe))

@@ -147,7 +147,7 @@ async function send(signal) {
   return post("/api/search", { query, ...window, exclude, duplicates: false }, options, waiting);
 }
 
-function report({ seconds, total }) {
+function report({ seconds, total, note }) {
   const count = grid.size();
   const thing = request.kind === "text" ? "text" : "photo";
   get("more").hidden = !more;
@@ -161,7 +161,7 @@ function report({ seconds, total }) {
   if (isHome(request)) return say(about());
   if (total !== null && total !== undefined) return say(counted(total, thing));
   const time = seconds < 1 ? `${Math.max(1, Math.round(1000 * seconds))} ms` : `${seconds.toFixed(1)} s`;
-  say(`${nameOf(request)}: ${more ? "the best " : ""}${counted(count, thing)}, ${time}`);
+  say(`${nameOf(request)}: ${more ? "the best " : ""}${counted(count, thing)}, ${time}${note ? `. Note: ${note}` : ""}`);
 }
 
 function about() {
