@@ -115,11 +115,12 @@ def documented(*statuses: int) -> dict[int | str, dict[str, object]]:
         404: "There is no such item.",
         410: "The image's file is gone.",
         413: "The body is too large.",
+        414: "The address is too long.",
         422: "The request is not valid.",
         429: "Too many requests or wrong tokens of this client: try again after `Retry-After` seconds.",
         503: "Too busy, too slow, or the store does not answer: try again after `Retry-After` seconds.",
     }
-    return {status: {"model": Problem, "description": words[status]} for status in (401, 403, *statuses, 429, 503)}
+    return {status: {"model": Problem, "description": words[status]} for status in (401, 403, *statuses, 414, 429, 503)}
 
 
 def install(app: FastAPI) -> None:
