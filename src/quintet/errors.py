@@ -52,3 +52,9 @@ def suggest(name: str, valid: Iterable[str]) -> str:
     kin = [option for option in options if first and option.startswith((f"{first}-", f"{first}_", f"{first}."))]
     near = difflib.get_close_matches(name, kin, n=1, cutoff=0.5) or difflib.get_close_matches(name, options, n=1)
     return f"did you mean {near[0]!r}?" if near else f"choose one of: {', '.join(options)}"
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, short enough to quote."""
+    lines = str(error).strip().splitlines()
+    return lines[0][:300] if lines else type(error).__name__

@@ -211,7 +211,7 @@ def test_sweeps_from_the_command_line(tiny_recipe: dict[str, Any], tiny_corpus: 
     sweeps = ["--lambda", 0.5, 1.5, "--tau", ".3", "--top", 4, "--hard-samples", "--curves", "--seed", 0]
     summary = json.loads(study("hrem", *options, *sweeps, "--json").stdout)
     assert list(summary["variants"]) == ["hrem", "relevance_weight0.5", "neighbours0.3", "without-relations"]
-    assert summary["extras"].keys() == {"special_samples", "loss_curves"}
+    assert summary["extras"].keys() == {"special_samples", "loss_curves", "hyperparameters"}
     assert re.search("No such option:? '?--curves", refused("mmca", "-o", "x", "--recipe", "mmca-scenes", "--curves"))
 
 

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from quintet.backbones.preprocess import RESAMPLE, PatchPreprocess, Preprocess
 from quintet.backbones.tower import ImageTower, fold_tokens
-from quintet.backbones.weights import first_line
 from quintet.data.hub import hub_source
-from quintet.errors import QuintetError
+from quintet.errors import QuintetError, first_line
 
 MAX_PREFIX_TOKENS = 16  # class and register tokens
 NAME_OF_RESAMPLE = {number: name for name, number in RESAMPLE.items()}

@@ -11,9 +11,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from quintet.backbones.weights import first_line
 from quintet.data.hub import hub_source
-from quintet.errors import QuintetError, RecipeError
+from quintet.errors import QuintetError, RecipeError, first_line
 
 
 class HuggingFaceText(nn.Module):

@@ -10,15 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quintet.errors import QuintetError
+from quintet.errors import QuintetError, first_line
 from quintet.files import user_path
 
 COUNTER = "num_batches_tracked"  # BatchNorm's step counter: some files leave it out, and it changes nothing here
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error's message, short enough to quote."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def read_weights(path: Path | str) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""Models of the Hugging Face hub: the files that Quintet's own recipes download are pinned, and verified every time."""
+"""The Hugging Face hub; nothing else downloads. What shipped recipes ask for is pinned, and verified every time."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from quintet.errors import QuintetError, first_line
 from quintet.files import user_path, verify_checksums
 
 
@@ -59,3 +60,36 @@ def hub_file(name: str, *files: str) -> Path:
 def verify_package_file(path: Path, package: str, checksum: str) -> None:
     """Raise unless a file that came with a package from PyPI is the one this Quintet was made with."""
     verify_checksums(path.parent, {path.name: checksum}, f"install {package} again")
+
+
+def download(name: str, files: Sequence[str], kind: str = "model") -> Path:
+    """The folder in the hub's cache with those files of a model that match the patterns; its bars show progress."""
+    try:
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import (
+            GatedRepoError,
+            HfHubHTTPError,
+            LocalEntryNotFoundError,
+            RepositoryNotFoundError,
+        )
+    except ImportError as error:
+        raise QuintetError(f"the hub needs the `hf` extra: `pip install 'quintet-retrieval[hf]'` ({error})") from None
+    try:
+        return Path(snapshot_download(name, allow_patterns=list(files)))
+    except GatedRepoError:
+        raise QuintetError(
+            f"{name} is given only to those who accepted its terms: accept them on its page, then `hf auth login`"
+        ) from None
+    except RepositoryNotFoundError:
+        raise QuintetError(f"the hub has no {kind} {name} (of a private one: log in with `hf auth login`)") from None
+    except LocalEntryNotFoundError:
+        raise QuintetError(
+            f"{name} is not in the hub's cache, and the hub cannot be reached (or HF_HUB_OFFLINE is set); connect "
+            "once, or give the path of a folder that holds it"
+        ) from None
+    except HfHubHTTPError as error:
+        raise QuintetError(f"the hub did not give {name}: {first_line(error)}; try again later") from None
+    except Exception as error:  # noqa: BLE001  # of the transport, of a full disk, of a download that ended early
+        raise QuintetError(
+            f"{name} could not be downloaded ({first_line(error)}); run the command again, it goes on where it stopped"
+        ) from None

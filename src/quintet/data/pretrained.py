@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from quintet.data.hub import download
 from quintet.errors import QuintetError, suggest
 from quintet.files import check_shape, file_checksum, read_json, user_path
 
@@ -79,43 +79,6 @@ def _from_hub(name: str) -> Path:
     if not _weights_there(folder):
         folder = download(name, [BIN, "pytorch_model-*.bin"])
     return folder
-
-
-def download(name: str, files: Sequence[str], kind: str = "model") -> Path:
-    """The folder in the hub's cache with those files of a model that match the patterns; its bars show progress."""
-    try:
-        from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import (
-            GatedRepoError,
-            HfHubHTTPError,
-            LocalEntryNotFoundError,
-            RepositoryNotFoundError,
-        )
-    except ImportError as error:
-        raise QuintetError(f"the hub needs the `hf` extra: `pip install 'quintet-retrieval[hf]'` ({error})") from None
-    try:
-        return Path(snapshot_download(name, allow_patterns=list(files)))
-    except GatedRepoError:
-        raise QuintetError(
-            f"{name} is given only to those who accepted its terms: accept them on its page, then `hf auth login`"
-        ) from None
-    except RepositoryNotFoundError:
-        raise QuintetError(f"the hub has no {kind} {name} (of a private one: log in with `hf auth login`)") from None
-    except LocalEntryNotFoundError:
-        raise QuintetError(
-            f"{name} is not in the hub's cache, and the hub cannot be reached (or HF_HUB_OFFLINE is set); connect "
-            "once, or give the path of a folder that holds it"
-        ) from None
-    except HfHubHTTPError as error:
-        raise QuintetError(f"the hub did not give {name}: {_first_line(error)}; try again later") from None
-    except Exception as error:  # noqa: BLE001  # of the transport, of a full disk, of a download that ended early
-        raise QuintetError(
-            f"{name} could not be downloaded ({_first_line(error)}); run the command again, it goes on where it stopped"
-        ) from None
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 @dataclass(frozen=True)

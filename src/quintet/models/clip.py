@@ -15,12 +15,11 @@ from torch import Tensor, nn
 
 from quintet.backbones.huggingface import preprocess_from_config, quiet_loading
 from quintet.backbones.preprocess import PatchPreprocess, Preprocess
-from quintet.backbones.weights import first_line
 from quintet.codes import Codes
 from quintet.data.batches import ImageBatch, TextBatch
 from quintet.data.pretrained import PretrainedFiles, dual_encoder_files
 from quintet.data.pretrained_tokenizer import PretrainedTokenizer
-from quintet.errors import QuintetError, RecipeError
+from quintet.errors import QuintetError, RecipeError, first_line
 from quintet.layers.normalize import l2norm, widen
 from quintet.scores import dot_score_pairs, dot_scores
 
@@ -290,7 +289,7 @@ def _load(files: PretrainedFiles) -> Any:
             )
     except Exception as error:  # noqa: BLE001  # of a file that ends early, of other sizes, of a pickled object
         raise QuintetError(
-            f"the weights in {files.folder} cannot be read ({first_line(error)[:300]}); they are damaged, of another "
+            f"the weights in {files.folder} cannot be read ({first_line(error)}); they are damaged, of another "
             "model, or hold more than tensors: download them again"
         ) from None
     if missing := sorted(found["missing_keys"]):

@@ -16,10 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quintet.errors import first_line
 from quintet.files import atomic_write
 from quintet.search import StaleIndex, StoreError
 from quintet.search.items import Entry, ItemDatabase, Kind
-from quintet.search.stores.store import first_line, required
+from quintet.search.stores.store import required
 from quintet.search.stores.where import Where
 from quintet.search.vectors import FileSet, Vectors, adopt, announce, crc32_of, open_file
 

@@ -15,6 +15,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 import numpy as np
 
+from quintet.errors import first_line
 from quintet.search import SearchError, StoreError, StoreUnavailable
 from quintet.search.stores.where import FIELD, LARGEST_INTEGER, Scalar, Where
 
@@ -277,8 +278,3 @@ def checked_timeout(value: float | str) -> float:
     if not 0 < seconds < float("inf"):
         raise StoreError(f"timeout is a number of seconds above 0, not {value!r:.80}")
     return seconds
-
-
-def first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0][:300] if lines else type(error).__name__
