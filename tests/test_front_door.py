@@ -113,9 +113,9 @@ def test_a_path_may_begin_with_the_home_folder(run: quintet.Run, home: Path) -> 
     corpus = quintet.import_corpus("scenes", "-", "~/scenes", train=4, dev=2, test=2, size=32)
     assert corpus.root == home / "scenes"
     assert quintet.Corpus.open("~/scenes").root == home / "scenes"
-    report = quintet.extract_features("~/scenes", device="cpu")
+    report = quintet.extract_features("~/scenes", "efficientnet-lite2+efficientnet-lite0", grid=1, device="cpu")
     assert report.folder.is_relative_to(home / "scenes")
-    quintet.evaluate("quintet-small", "~/scenes", bootstrap=0, device="cpu").save("~/result.json")
+    quintet.evaluate(run, "~/scenes", bootstrap=0, device="cpu").save("~/result.json")
     assert (home / "result.json").is_file()
     quintet.mine(run, "~/scenes", top_texts=2, top_images=1, out="~/lists")
     assert (home / "lists").is_dir()

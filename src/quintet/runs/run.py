@@ -279,7 +279,7 @@ class Run:
         if not (folder / "manifest.json").is_file():
             raise RunError(
                 f"this matcher reads the features {name!r}, which corpus {corpus.name!r} does not have; "
-                f"make them with `quintet features {corpus.root} --name {name}` and the same backbone"
+                f"make them with `quintet features {corpus.root} --name {name}{self._how()}`"
             )
         store = FeatureStore(folder)
         wanted, made_by = self.image_input.get("tower"), store.manifest.get("tower")
@@ -289,6 +289,15 @@ class Run:
                 f"on: {made_by} instead of {wanted}"
             )
         return FeatureImages(store)
+
+    def _how(self) -> str:
+        """The options of `quintet features` that make this run's features, as far as they are known."""
+        tower = self.image_input.get("tower") or {}
+        if "grid" not in tower:
+            return " --backbone ..."
+        rows, columns = tower["grid"]
+        crop = "" if tower["preprocess"]["crop"] == "squeeze" else f" --crop {tower['preprocess']['crop']}"
+        return f" --backbone {tower['name']} --grid {rows}x{columns}{crop}"
 
     def image_batches(
         self, corpus: Corpus, images: Sequence[Image], batch_size: int = TEXTS_AT_ONCE
