@@ -142,6 +142,6 @@ def test_damaged_lists_are_mined_again_and_left_overs_are_removed(
     assert not list(out.glob(".*"))
     journal = tmp_path / ".lists.mining-0123456789ab"  # killed after the lists were written
     journal.mkdir()
-    (journal / "journal.json").write_text("{}")
+    (journal / "journal.json").write_text('{"format": "quintet-mining-journal"}')
     quintet.mine(run, tiny_corpus, out=out, top_texts=5)
     assert not journal.exists()

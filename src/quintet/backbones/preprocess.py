@@ -141,7 +141,7 @@ class Preprocess:
         left, top, right, bottom = self.source_box(width, height)
         tall, wide = self.size
         factor = min(1.0, SPARE * max(wide / (right - left), tall / (bottom - top)))
-        return math.ceil(width * factor), math.ceil(height * factor)
+        return math.ceil(width * factor - 1e-6), math.ceil(height * factor - 1e-6)  # a factor is rounded
 
     def relative_box(self, width: int, height: int) -> Box:
         """`source_box` in 0..1 of the image."""
@@ -193,7 +193,7 @@ class PatchPreprocess(Preprocess):
         """Rows and columns of the patches of an image of this size.
 
         >>> PatchPreprocess.of(16, 256).grid(640, 480), PatchPreprocess.of(16, 256).grid(10, 4000)
-        ((13, 18), (256, 1))
+        ((14, 18), (256, 1))
         """
         low, high = 1e-6, 100.0  # factors of the image's size: the largest whose patches are not too many
 

@@ -77,7 +77,7 @@ def mine(
 
     >>> import quintet, tempfile
     >>> corpus = quintet.import_corpus("scenes", "-", tempfile.mkdtemp(), train=4, dev=1, test=1)  # generated images
-    >>> _ = quintet.extract_features(corpus, "efficientnet-lite0", device="cpu")
+    >>> _ = quintet.extract_features(corpus, "efficientnet-lite2+efficientnet-lite0", grid=1, device="cpu")
     >>> lists = mine("quintet-small", corpus, top_texts=7, top_images=2, device="cpu")
     >>> lists.texts.shape, lists.images.shape  # rows of the split, hardest first
     ((4, 7), (20, 2))

@@ -160,6 +160,7 @@ def build_hrem(
     The released code is `projection="mlp"` (a residual MLP beside the linear map), `top=2` and `padding="counted"`
     (padded regions enter the batch statistics of that MLP and, through its biases, the fragments of the graph).
 
+    >>> import torch
     >>> matcher = build_hrem(image_dim=8, vocabulary_size=10, embed_dim=4, word_dim=4).eval()
     >>> images = matcher.encode_images(ImageBatch(fragments=torch.randn(2, 5, 8)))
     >>> matcher.score(images, matcher.encode_texts(TextBatch.from_ids([[1, 5, 2], [1, 2], [3]]))).shape
