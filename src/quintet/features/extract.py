@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from quintet.data.images import open_image
 from quintet.data.loading import batches_ahead
 from quintet.errors import CorpusError, ImageError, QuintetError
 from quintet.features.job import Dtype, FeatureJob, Skipped, finished_features, image_fingerprint
-from quintet.runs.devices import cores_for_decoding, pick_device
+from quintet.runs.devices import pick_device, side_by_side
 from quintet.runs.encoding import Progress, reported
 
 MAX_SIDE = 64  # cells along a side of an image
@@ -88,14 +88,14 @@ def extract_features(
         return ExtractReport(folder, total, finished_features(folder, settings), total, 0.0)
     shape = (total, extractor.fragments, extractor.dim)
     with (
-        cores_for_decoding(extractor.device),
+        side_by_side(extractor.device) as in_parts,
         reported(progress, backbone, total) as report,
         FeatureJob(folder, settings, shape, dtype, overwrite) as job,
     ):
         resumed = job.done
         report(job.done, total)
         for batch in _batches(corpus, extractor, job.done, batch_size, workers):
-            _write_batch(job, extractor, batch)
+            _write_batch(job, extractor, batch, in_parts)
             report(job.done, total)
         job.finish([image.id for image in corpus.images])
     return ExtractReport(folder, total, job.skipped, resumed, time.monotonic() - began)
@@ -158,7 +158,12 @@ def _batches(
         yield _Batch(images, decoded)
 
 
-def _write_batch(job: FeatureJob, extractor: FeatureExtractor, batch: _Batch) -> None:
+def _write_batch(
+    job: FeatureJob,
+    extractor: FeatureExtractor,
+    batch: _Batch,
+    in_parts: Callable[[Callable[[Tensor], np.ndarray], Tensor], list[np.ndarray]],
+) -> None:
     good = [row for row, value in enumerate(batch.decoded) if not isinstance(value, ImageError)]
     skipped = [
         Skipped(image.id, str(value))
@@ -171,7 +176,7 @@ def _write_batch(job: FeatureJob, extractor: FeatureExtractor, batch: _Batch) ->
     if good:
         pixels, sizes = zip(*(batch.decoded[row] for row in good), strict=True)
         with np.errstate(over="ignore"):  # an overflow is found in the next lines
-            features[good] = extractor.features(torch.stack(pixels))
+            features[good] = np.concatenate(in_parts(extractor.features, torch.stack(pixels)))
         for row in good:
             if not np.isfinite(features[row]).all():
                 raise CorpusError(

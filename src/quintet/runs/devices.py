@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import torch
 
 from quintet.errors import QuintetError
+
+R = TypeVar("R")
+AT_ONCE = 4  # images that a core encodes together; what a tower makes of more is too large for malloc to keep
 
 
 def pick_device(name: torch.device | str) -> torch.device:
@@ -80,14 +85,23 @@ def cores_for_decoding(device: torch.device) -> Iterator[None]:
 
 
 @contextmanager
-def one_core_a_thread(device: torch.device) -> Iterator[int]:
-    """How many threads of the caller may compute side by side, each on one core, in place of torch's own.
+def side_by_side(device: torch.device) -> Iterator[Callable[[Callable[[Any], R], Any], list[R]]]:
+    """Gives a function that encodes a batch in parts: `in_parts(encode, batch)` -> the results of the parts.
 
-    Torch's threads share out every layer and wait for each other after it; several batches side by side do not wait.
+    On a CPU each core takes parts of a few items. Torch's own threads share out every layer and wait for each other
+    after it; threads of one core each do not wait.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
+    threads = before if device.type == "cpu" else 1
+    pool = ThreadPoolExecutor(threads, "encode", initializer=torch.set_num_threads, initargs=(1,))
+
+    def in_parts(encode: Callable[[Any], R], batch: Any) -> list[R]:
+        size = AT_ONCE if device.type == "cpu" else len(batch)
+        return list(pool.map(encode, (batch[at : at + size] for at in range(0, len(batch), size))))
+
     try:
-        yield before if device.type == "cpu" else 1
+        with pool:
+            yield in_parts
     finally:
         torch.set_num_threads(before)

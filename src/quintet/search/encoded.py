@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
-import torch
 
 from quintet.backbones.tower import same_tower
 from quintet.codes import Codes
@@ -22,7 +20,7 @@ from quintet.data.images import decoded, image_header
 from quintet.data.loading import batches_ahead
 from quintet.errors import ImageError, QuintetError
 from quintet.files import open_regular
-from quintet.runs.devices import one_core_a_thread
+from quintet.runs.devices import side_by_side
 from quintet.runs.run import Run
 from quintet.search.encoder import Encoder, Prepared
 from quintet.search.fields import image_facts
@@ -40,7 +38,6 @@ from quintet.search.vectors import (
 )
 
 MAX_BYTES = 512 * 2**20  # of one image file
-AT_ONCE = 4  # images that a core encodes together; what a tower makes of more is too large for malloc to keep
 
 
 @dataclass(frozen=True)
@@ -165,7 +162,7 @@ class ImageEncoder:
             except MemoryError:
                 return ImageError(f"{found.file} needs more memory than there is; make a smaller copy of it")
 
-        with one_core_a_thread(self.encoder.device) as cores, _pool(cores) as pool, closing(self.items):
+        with side_by_side(self.encoder.device) as in_parts, closing(self.items):
             for batch, results in batches_ahead(images, look, self.batch_size, self.workers):
                 fresh: dict[str, tuple[Found, _Read]] = {}  # of equal images in one batch one is encoded
                 for found, result in zip(batch, results, strict=True):
@@ -173,7 +170,7 @@ class ImageEncoder:
                         fresh.setdefault(result.content, (found, result))
                 if fresh:
                     encoded = [Encoded(read.content, read.facts) for _, read in fresh.values()]
-                    self.items.append(self._encode(list(fresh.values()), stores, pool), encoded)
+                    self.items.append(self._encode(list(fresh.values()), stores, in_parts), encoded)
                     self.encoded += len(encoded)
                 progress(len(batch))
                 yield from (result.content if isinstance(result, _Read) else result for result in results)
@@ -201,19 +198,17 @@ class ImageEncoder:
                 return _Read(content, facts, self.encoder.prepare(image, header.size))
 
     def _encode(
-        self, reads: Sequence[tuple[Found, _Read]], stores: list[FeatureStore] | None, pool: ThreadPoolExecutor
+        self,
+        reads: Sequence[tuple[Found, _Read]],
+        stores: list[FeatureStore] | None,
+        in_parts: Callable[[Callable[[Any], list[Codes]], Any], list[list[Codes]]],
     ) -> list[Codes]:
         if stores is not None:
             ids = [found.image.id for found, _ in reads if found.image is not None]
             return self.encoder.encode_batches([store.batch(ids) for store in stores])
         images = [read.prepared for _, read in reads if read.prepared is not None]
-        size = AT_ONCE if self.encoder.device.type == "cpu" else len(images)
-        parts = pool.map(self.encoder.encode_images, (images[at : at + size] for at in range(0, len(images), size)))
+        parts = in_parts(self.encoder.encode_images, images)
         return [Codes.cat(of_run) for of_run in zip(*parts, strict=True)]
-
-
-def _pool(threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads, "encode", initializer=torch.set_num_threads, initargs=(1,))
 
 
 @contextmanager
