@@ -42,7 +42,7 @@ def demo_command(
     scenes: Annotated[
         int,
         typer.Option(metavar="N", min=50, help="Images to train on; 200 more are for validation and 200 for the test."),
-    ] = 1000,
+    ] = 800,
 ) -> None:
     """Train a matcher on a generated corpus, mine hard negatives, train again, and search, in 3 minutes.
 
