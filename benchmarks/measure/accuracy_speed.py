@@ -3,7 +3,7 @@
     python -m benchmarks.measure.accuracy_speed --device cuda --out benchmarks/results/accuracy_speed_h200.json
     ... --accuracy scan-t2i-lse-f30k=scan.json hrem-fusion-f30k=hrem.json --figure accuracy_speed
     ... --flickr8k --out benchmarks/results/accuracy_speed_flickr8k_h200.json
-    ... --flickr8k --from benchmarks/results/accuracy_speed_flickr8k_h200.json --figure docs/images/accuracy_speed
+    ... --flickr8k --from benchmarks/results/accuracy_speed_flickr8k_h200.json --figure accuracy_speed
 
 Weights and features are random, which costs the same as trained ones. Measured: encoding all images from features,
 encoding all texts, and scoring every pair in float32 (half precision of a matcher is an override, as in

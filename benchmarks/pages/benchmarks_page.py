@@ -105,6 +105,12 @@ def dual_path(name: str, found: dict[str, Any]) -> str:
     return f"{device}, {size} (`{name}`)\n\n" + table(columns, rows)
 
 
+DRAWN = {  # result file -> its drawing by docs/make_drawings.py, and what it shows
+    f"accuracy_speed_flickr8k_{machine}.json": (f"accuracy-speed-{machine}", f"rsum over pairs per second on {words}")
+    for machine, words in (("h200", "one GPU"), ("cpu", "two processor cores"))
+}
+
+
 def accuracy_speed(name: str, found: dict[str, Any]) -> str:
     sizes, rows = found["settings"], []
     for row in found["rows"]:
@@ -116,7 +122,9 @@ def accuracy_speed(name: str, found: dict[str, Any]) -> str:
     device = found["provenance"]["machine"]["accelerator"] or "CPU"
     size = f"{sizes['images']:,} images of {sizes['regions']} regions, {sizes['texts']:,} texts"
     columns = ("recipe", "encode images, s", "encode texts, s", "score all, s", "pairs a second", "rsum")
-    return f"{device}, {size} (`{name}`)\n\n" + table(columns, rows)
+    drawn = DRAWN.get(name)
+    figure = "" if drawn is None else f"\n![{drawn[1]}](images/drawings/{drawn[0]}.svg)\n"
+    return f"{device}, {size} (`{name}`)\n\n" + table(columns, rows) + figure
 
 
 def hrem_speed(name: str, found: dict[str, Any]) -> str:
