@@ -1,4 +1,4 @@
-"""Draws the SVG files of the documentation: `python docs/make_drawings.py` (with the package installed).
+"""Draws the SVG files of the documentation: `python -m docs.make_drawings`, from the root.
 
 Pipelines and the architecture are lists of boxes in docs/drawings.yaml. Charts and the strip of mined images are drawn
 from result files under benchmarks/results. A drawing is 360 pixels wide, so that its text keeps its size on a phone,
@@ -19,9 +19,10 @@ from typing import Any
 import yaml
 from PIL import Image
 
-from quintet.data.scenes.generate import SCENES, SPLITS, scenes
+from benchmarks.measure.scenes_mining import train_scenes
+from quintet.data.scenes.generate import SCENES, SPLITS
 from quintet.data.scenes.render import draw
-from quintet.data.scenes.scene import Scene, generator
+from quintet.data.scenes.scene import generator
 from quintet.files import read_json, write_text
 
 HERE = Path(__file__).parent
@@ -174,7 +175,7 @@ def _uncovered(old: tuple[float, float, float], low: float, high: float) -> list
 class Axes:
     """A frame with labelled grid lines; `log` is of the horizontal axis."""
 
-    left, right, top, height = 42.0, 348.0, 40.0, 190.0
+    left, right, top, height = 42.0, 344.0, 40.0, 190.0
 
     def __init__(self, xs: Sequence[float], ys: Sequence[float], *, log: bool = False) -> None:
         self.scale = math.log10 if log else float
@@ -268,13 +269,6 @@ def curves(content: Mapping[str, Any]) -> str:
 # The strip of mined images
 
 THUMB = 72
-
-
-def train_scenes() -> list[Scene]:
-    """Those of `quintet data import scenes`, whose seed is 0."""
-    seen: set[Scene] = set()
-    sizes = {"test": 200, "dev": 200, "train": 2000}
-    return [[scene for scene, _ in scenes(0, key, sizes[split], seen)] for key, split in enumerate(SPLITS)][-1]
 
 
 def mined(content: Mapping[str, Any]) -> str:

@@ -3,29 +3,19 @@
 from __future__ import annotations
 
 import base64
-import importlib.util
 import io
 import re
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 from PIL import Image
+
+from docs import make_drawings
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 FOLDER = DOCS / "images/drawings"
 IMAGE = re.compile(r"!\[([^\]]*)\]\(([^)\s]+)\)")
-
-
-@pytest.fixture(scope="module")
-def script() -> Any:
-    spec = importlib.util.spec_from_file_location("make_drawings", DOCS / "make_drawings.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def _with_pixels(text: str) -> str:
@@ -37,11 +27,11 @@ def _with_pixels(text: str) -> str:
     return re.sub(r"data:image/png;base64,([^\"]+)", pixels, text)
 
 
-def test_the_files_are_what_the_script_writes(script: Any) -> None:
-    written = script.drawings()
+def test_the_files_are_what_the_script_writes() -> None:
+    written = make_drawings.drawings()
     assert sorted(written) == sorted(path.name for path in FOLDER.iterdir())
     changed = [n for n, text in written.items() if _with_pixels(text) != _with_pixels((FOLDER / n).read_text("utf-8"))]
-    assert changed == [], "run python docs/make_drawings.py"
+    assert changed == [], "run python -m docs.make_drawings"
 
 
 def test_every_drawing_is_on_a_page_with_a_text_in_its_place() -> None:
@@ -71,10 +61,10 @@ def test_text_is_large_enough_on_a_phone_and_has_a_dark_form() -> None:
         assert "prefers-color-scheme:dark" in text
 
 
-def test_an_arrow_comes_from_every_box_in_sight(script: Any) -> None:
+def test_an_arrow_comes_from_every_box_in_sight() -> None:
     def arrows(*spans: Any) -> int:
         boxes = [{"at": at, "of": "both", "title": "a"} for at in spans]
-        return script.boxes({"title": "t", "boxes": boxes}).count("marker-end")
+        return make_drawings.boxes({"title": "t", "boxes": boxes}).count("marker-end")
 
     assert arrows("left", "right", "wide") == 2
     assert arrows("wide", "left", "right", "wide") == 4
@@ -82,6 +72,6 @@ def test_an_arrow_comes_from_every_box_in_sight(script: Any) -> None:
     assert arrows("left", "right", [0, 28], [31, 69], [72, 100]) == 4
 
 
-def test_subscripts_do_not_touch_file_names(script: Any) -> None:
-    assert "<tspan" not in script.words(0, 0, "scores/cross_attention.py", "ink")
-    assert ">off</tspan>" in script.words(0, 0, "draw t_{off}", "ink")
+def test_subscripts_do_not_touch_file_names() -> None:
+    assert "<tspan" not in make_drawings.words(0, 0, "scores/cross_attention.py", "ink")
+    assert ">off</tspan>" in make_drawings.words(0, 0, "draw t_{off}", "ink")
