@@ -36,7 +36,7 @@ def check_query(text: str, tokenizers: Sequence[Tokenizer]) -> None:
             f"the query has {len(text):,} characters and {len(words):,} words; at most {LONGEST_TEXT:,} and "
             f"{MAX_WORDS} are searched for: a text is enough"
         )
-    if not any(_knows(tokenizer, text) for tokenizer in tokenizers):
+    if not any(_knows(tokenizer, word) for word in words for tokenizer in tokenizers):  # mostly the first is known
         shown = " ".join(words)[:100]
         raise UnknownWords(f"the matcher knows no word of {shown!r}; it was trained on other words: try plain English")
 

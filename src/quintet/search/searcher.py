@@ -517,7 +517,7 @@ class Searcher:
         return ChanceScores(texts, self._opened.sample("image")) if len(texts) else None
 
     def _nearest_groups(self, vector: np.ndarray, k: int, kind: Kind, where: Where | None) -> list[list[_Found]]:
-        wanted = k + max(10, k // 2)
+        wanted = k + max(4, k // 8)
         while True:
             (near,) = self._opened.nearest(vector[None], wanted, kind, where)
             groups = self._grouped(near, kind)
