@@ -67,11 +67,11 @@ def photos() -> str:
     width, height = measured["image_size"]
     threads = measured["provenance"]["machine"]["threads"]
     search = read_json(RESULTS / "search.json")["sizes"][0]
-    vectors, median = search["vectors"], search["end_to_end"]["p50_ms"]
+    vectors, median = search["vectors"], search["index"]["p50_ms"]  # the benchmark's text encoder is a small one
     return (
         f"Indexing takes {10_000 / rate / 60:.0f} minutes for 10,000 photos on {threads} CPU cores "
         f"({rate:.0f} photos of {width} x {height} pixels a second). "
-        f"Searching {vectors:,} photos takes {median:.0f} ms."
+        f"Once a text is encoded, the best of {vectors:,} photos are found in {median:.1f} ms."
     )
 
 
