@@ -33,8 +33,8 @@ SMALLER: dict[tuple[str, ...], tuple[str, ...]] = {
     ("train", "--resume"): (),
     ("train",): SHORT,
     ("study", "--list"): (),
-    ("study",): (*SHORT, "--bootstrap", "0"),
-    ("features",): ("--workers", "1"),
+    ("study",): (*SHORT, "--bootstrap=0"),
+    ("features",): ("--workers=1",),
 }
 # What a page leaves to the reader, and what the test puts there.
 PLACEHOLDERS = {
