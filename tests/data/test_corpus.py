@@ -38,7 +38,10 @@ def corpora(draw: st.DrawFn) -> Corpus:
             path = draw(st.none() | identifiers)
             images.append(Image(f"{group}/{n}", group, path, draw(st.dictionaries(st.just("size"), st.integers()))))
         for n in range(draw(st.integers(1, 7))):
-            texts.append(Text(f"{group}#{n}", group, draw(captions), draw(st.sampled_from([None, f"{group}/0"]))))
+            facts = draw(st.dictionaries(st.just("caption_id"), st.integers()))
+            texts.append(
+                Text(f"{group}#{n}", group, draw(captions), draw(st.sampled_from([None, f"{group}/0"])), facts)
+            )
     images, texts = draw(st.permutations(images)), draw(st.permutations(texts))
     cut = draw(st.integers(0, len(groups)))
     return Corpus("any", images, texts, {"train": groups[:cut], "test": groups[cut:], "all": groups}, notes=["n\n"])

@@ -7,7 +7,7 @@ On disk a corpus is a folder:
 
     corpus.json     {"format": "quintet-corpus", "version": 1, "name": ..., "notes": [...], "checksums": {...}}
     images.jsonl    {"id": "12", "group": "12", "path": "images/12.jpg", ...anything else}
-    texts.jsonl     {"id": "12#0", "group": "12", "text": "A dog.", "image": "12"}     ("image" is optional)
+    texts.jsonl     {"id": "12#0", "group": "12", "text": "A dog.", "image": "12", ...}     ("image" is optional)
     splits.json     {"train": ["12", ...groups], "dev": [...], "test": [...]}
     features/NAME/  see `quintet.data.feature_store`
 """
@@ -57,6 +57,7 @@ class Text:
     group: str
     text: str
     image: str | None = None  # the image it was written for; None: any image of the group
+    extra: dict[str, Any] = field(default_factory=dict, hash=False)  # caption_id (the source's number), language: kept
 
 
 @dataclass(frozen=True)
@@ -252,10 +253,7 @@ class Corpus:
         head = check_shape(read_corpus_head(folder), _Head, str(folder / HEADER))
         try:
             images = [_read_image(row) for row in read_jsonl(folder / "images.jsonl")]
-            texts = [
-                Text(row["id"], row["group"], row["text"], row.get("image"))
-                for row in read_jsonl(folder / "texts.jsonl")
-            ]
+            texts = [_read_text(row) for row in read_jsonl(folder / "texts.jsonl")]
             splits = read_json(folder / "splits.json")
             corpus = Corpus(head.name, images, texts, splits, root=folder, notes=head.notes)
             known = {name: head.checksums[name] for name in TABLES if name in head.checksums}
@@ -319,4 +317,9 @@ def _read_image(row: dict[str, Any]) -> Image:
 
 def _text_row(text: Text) -> dict[str, Any]:
     row = {"id": text.id, "group": text.group, "text": text.text}
-    return row if text.image is None else row | {"image": text.image}
+    return text.extra | (row if text.image is None else row | {"image": text.image})
+
+
+def _read_text(row: dict[str, Any]) -> Text:
+    extra = {key: value for key, value in row.items() if key not in ("id", "group", "text", "image")}
+    return Text(row["id"], row["group"], row["text"], row.get("image"), extra)

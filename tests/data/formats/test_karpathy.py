@@ -84,6 +84,21 @@ def test_any_number_of_captions_or_the_first_ones(tmp_path: Path) -> None:
     assert len(import_corpus("karpathy", source, tmp_path / "two", max_captions="2").texts) == 6
 
 
+def test_cocos_caption_ids_are_kept(tmp_path: Path) -> None:
+    rows = [row(0, "test", ["A", " ", "C"], filepath="val2014", cocoid=5)]
+    for number, sentence in enumerate(rows[0]["sentences"]):
+        sentence["sentid"] = 770337 + number
+    source = make_source(tmp_path / "s", rows, "dataset_coco.json")
+    corpus = import_corpus("karpathy", source, tmp_path / "out")
+    kept = {text.id: text.extra for text in corpus.texts}
+    assert kept == {"5#0": {"caption_id": 770337}, "5#2": {"caption_id": 770339}}
+    assert corpus.images[0].extra["cocoid"] == 5
+    rows[0]["sentences"][1]["sentid"] = [1]
+    (source / "dataset_coco.json").write_text(json.dumps({"images": rows}))
+    with pytest.raises(CorpusError, match="'sentid' must be"):
+        import_corpus("karpathy", source, tmp_path / "two")
+
+
 def test_a_typo_in_restval(tmp_path: Path) -> None:
     with pytest.raises(CorpusError, match="did you mean 'train'"):
         import_corpus("karpathy", make_source(tmp_path / "s", COCO), tmp_path / "out", restval="trian")

@@ -32,6 +32,7 @@ class Entry:
     group: str | None = None  # None: the image is a group of its own
     extra: dict[str, Any] = field(default_factory=dict)
     numbers: list[int] | None = None  # of the captions, where the source numbers them; None: 0, 1, 2, ...
+    caption_facts: list[dict[str, Any]] | None = None  # of each caption's row: caption_id, language
 
 
 class Notes:
@@ -279,7 +280,8 @@ def assemble(
     for entry in kept:
         group = entry.group if entry.group is not None else entry.id
         images.append(Image(entry.id, group, None if entry.path is None else str(entry.path), entry.extra))
-        for number, caption in zip(entry.numbers or range(len(entry.captions)), entry.captions, strict=True):
+        numbers, facts = entry.numbers or range(len(entry.captions)), entry.caption_facts or [{}] * len(entry.captions)
+        for number, caption, extra in zip(numbers, entry.captions, facts, strict=True):
             id_ = f"{entry.id}#{number}"
             if not isinstance(caption, str):
                 raise CorpusError(f"{name}: caption {id_!r} is {type(caption).__name__}, not text")
@@ -289,7 +291,7 @@ def assemble(
             if not caption.strip():
                 notes.skip("empty captions", id_)
                 continue
-            texts.append(Text(id_, group, caption.strip(), None if entry.group is None else entry.id))
+            texts.append(Text(id_, group, caption.strip(), None if entry.group is None else entry.id, extra))
     described = {text.group for text in texts}
     for image in images:
         if image.group not in described:

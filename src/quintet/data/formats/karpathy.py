@@ -1,6 +1,6 @@
 """Karpathy's JSON files: {"images": [{"filename", "split", "sentences": [{"raw": ...}, ...], "imgid"}, ...]}.
 
-COCO's rows also have "filepath" (train2014 or val2014) and "cocoid".
+COCO's rows also have "filepath" (train2014 or val2014) and "cocoid"; its sentences' "sentid" is COCO's caption id.
 """
 
 from __future__ import annotations
@@ -62,6 +62,10 @@ def _entries(
             value_of(row, key, kind, where) for key, kind in (("filename", str), ("split", str), ("sentences", list))
         )
         texts = [value_of(text, "raw", str, f"{where}.sentences[{at}]") for at, text in enumerate(sentences)]
+        facts = [
+            {"caption_id": value_of(text, "sentid", int, f"{where}.sentences[{at}]")} if "sentid" in text else {}
+            for at, text in enumerate(sentences)
+        ]
         folder = value_of(row, "filepath", str, where) if "filepath" in row else ""
         joined += split == "restval" and restval == "train"
         target = target_of.get(restval) if split == "restval" else split_name(split)
@@ -70,6 +74,7 @@ def _entries(
             continue
         extra: dict[str, Any] = {key: row[key] for key in ("imgid", "cocoid") if key in row}
         id_ = str(value_of(row, "cocoid", int | str, where)) if "cocoid" in row else file
-        yield Entry(id_, texts[:max_captions], target, root / folder / file, extra=extra)
+        kept = slice(max_captions)
+        yield Entry(id_, texts[kept], target, root / folder / file, extra=extra, caption_facts=facts[kept])
     if joined:
         notes.say(f"{joined} images of split 'restval' were joined to 'train'")
