@@ -147,6 +147,11 @@ def test_what_a_corpus_may_not_be(changes: dict[str, Any], message: str) -> None
         small(**changes)
 
 
+def test_a_long_text_without_spaces_is_refused() -> None:
+    with pytest.raises(CorpusError, match="1100 words"):
+        small(texts=[Text("a#0", "a", "狗" * 1100), Text("b#0", "b", "two")])
+
+
 def test_a_long_text_within_the_limit_is_kept() -> None:
     small(texts=[Text("a", "a", "word " * MAX_WORDS), Text("b", "b", "B")])
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 import unicodedata
@@ -234,7 +235,15 @@ def test_like_nltk(text: str, expected: str) -> None:
         ("Dog\u2019s \u201cbest\u201d day\u2026", "dog 's `` best '' day \u2026"),
         ("the \u2018stop\u2019 sign", "the ' stop ' sign"),
         ("नमस्ते दुनिया।", "नमस्ते दुनिया ।"),
-        ("\u4f60\u597d\uff0c\u4e16\u754c\u3002", "\u4f60\u597d \uff0c \u4e16\u754c \u3002"),
+        ("\u4f60\u597d\uff0c\u4e16\u754c\u3002", "\u4f60 \u597d \uff0c \u4e16 \u754c \u3002"),
+        ("スケートボードに乗る3匹の犬とTシャツ", "スケートボード に 乗 る 3 匹 の 犬 と t シャツ"),
+        ("ｶﾞ葛\U000e0100か\u3099 a \u2764\ufe0f", "ｶﾞ 葛\U000e0100 \u304c a \u2764\ufe0f"),
+        ("ผู้ชายดื่มน้ำ 25", "ผู้ ช า ย ดื่ ม น้ำ 25"),
+        ("ភ្នំ မြန်မာ", "ភ្នំ မြ န် မာ"),
+        ("एक लड़की चित्र बनाती है।", "एक लड़की चित्र बनाती है ।"),
+        ("رجلٌ يركب درّاجة، سريعاً؟", "رجلٌ يركب درّاجة ، سريعاً ؟"),
+        ("한 남자가 자전거를 탄다.", "한 남자가 자전거를 탄다 ."),
+        ("Zwei „große“ Hunde", "zwei `` große '' hunde"),
         ("¿Qué pasa?", "¿ qué pasa ?"),
         ("col·lecció", "col·lecció"),
         ("red\u2014blue", "red \u2014 blue"),
@@ -246,6 +255,39 @@ def test_like_nltk(text: str, expected: str) -> None:
 )
 def test_unicode_and_our_own_rules(text: str, expected: str) -> None:
     assert split_words(text) == expected.split()
+
+
+# Captions of the same three images; the fourth says in words of the others what another image shows.
+FORMS = {
+    "German": ("Ein Hund läuft über Schnee.", "Zwei Mädchen spielen Fußball.", "Ein Hund ruht.", "Zwei Mädchen über Schnee."),
+    "Chinese": ("一只狗在雪地里奔跑。", "两个女孩在踢足球。", "一只狗在睡觉。", "两个女孩在雪地里睡觉。"),
+    "Japanese": ("犬が雪の上を走る。", "二人の女の子がサッカーをする。", "犬が寝る。", "女の子が雪の上を走る。"),
+    "Thai": ("สุนัขวิ่งบนหิมะ", "เด็กผู้หญิงสองคนเล่นฟุตบอล", "สุนัขนอนหลับ", "เด็กผู้หญิงวิ่งบนหิมะ"),
+    "Arabic": ("كلب يركض على الثلج.", "فتاتان تلعبان كرة القدم.", "كلب نائم.", "كلب يركض على كرة القدم"),
+    "Hindi": ("एक कुत्ता बर्फ पर दौड़ता है।", "दो लड़कियाँ फुटबॉल खेलती हैं।", "एक कुत्ता सोता है।", "एक कुत्ता फुटबॉल पर सोता है।"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("language", "texts"), FORMS.items(), ids=FORMS)
+def test_captions_of_any_script_are_words(language: str, texts: tuple[str, ...]) -> None:
+    *training, new = texts
+    vocabulary = WordVocabulary.build(training, min_count=1)
+    coverage = vocabulary.coverage([new])
+    assert coverage.unknown == 0
+    assert coverage.tokens > 3, "a text of several words is not one word"
+    ids = [vocabulary.ids(text) for text in texts]
+    assert len({tuple(each) for each in ids}) == 4
+    assert vocabulary.tokens(new)[1:-1] == split_words(new)
+    words = vocabulary.plain_words()
+    assert any(len(word) < 3 for word in words) == (language in ("Chinese", "Japanese", "Thai"))
+    assert len(words) > 5
+
+
+def test_english_words_are_those_of_the_runs_trained_before(shared: Path) -> None:
+    lines = (shared / "flickr8k" / "Flickr8k.token.txt").read_text(encoding="utf-8").splitlines()
+    vocabulary = WordVocabulary.build([line.split("\t", 1)[1] for line in lines if "\t" in line], min_count=1)
+    checksum = hashlib.sha256("\n".join(vocabulary.words).encode()).hexdigest()
+    assert checksum == "2b29f66e762f4375154711d69034a1af60dce3f21bd42abaeafe36fce87ebc14"
 
 
 def test_one_word_has_one_spelling() -> None:

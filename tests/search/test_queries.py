@@ -74,6 +74,13 @@ def test_words_that_a_tokenizer_has_only_in_pieces_are_strange() -> None:
         assert strange_words("собака", tokenizer) == ["собака"]
 
 
+def test_words_of_any_script_are_known_to_the_vocabulary_that_has_them() -> None:
+    words = WordVocabulary.build(["собака бежит", "一只狗在雪地里"], min_count=1)
+    assert strange_words("собака бежит", words) == []
+    assert strange_words("雪地里一只大狗", words) == []  # one rare word among others
+    assert strange_words("猫と鳥", words) == ["猫", "と", "鳥"]
+
+
 @pytest.fixture(scope="module")
 def searcher(vse: Path, tmp_path_factory: pytest.TempPathFactory) -> Searcher:
     """An index of 30 images, of which two are saved again."""

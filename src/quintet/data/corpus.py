@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from quintet.data.vocabulary import split_words
 from quintet.errors import CorpusError, QuintetError, suggest
 from quintet.files import (
     begin_folder,
@@ -191,9 +192,9 @@ class Corpus:
                     f"{where}: {len(twice)} {kind} ids occur more than once, first {twice[0]!r}; ids must be unique"
                 )
         for text in self.texts:
-            words = len(text.text.split())
-            if not words:
+            if not text.text.strip():
                 raise CorpusError(f"{where}: text {text.id!r} is empty; remove it from the source or give it words")
+            words = _count_words(text.text) if len(text.text) > MAX_WORDS else 0
             if words > MAX_WORDS:
                 raise CorpusError(
                     f"{where}: text {text.id!r} has {words} words (limit {MAX_WORDS}); "
@@ -281,6 +282,10 @@ def is_text(value: object) -> bool:
     except UnicodeEncodeError:  # half of a surrogate pair, or a file name in another encoding
         return False
     return True
+
+
+def _count_words(text: str) -> int:
+    return len(text.split() if text.isascii() else split_words(text))  # some scripts have no spaces
 
 
 def _printable(text: str) -> str:

@@ -48,6 +48,26 @@ _OPENING = frozenset(["(", "[", "{", "<", "``"])
 _DASHES = frozenset("\u2013\u2014")
 _INSIDE_WORDS = frozenset("\u00b7\u05f3\u05f4")  # middle dot (Catalan), geresh and gershayim (Hebrew)
 
+# Scripts without spaces, split as Unicode does without a dictionary (UAX #29): every ideograph, kana of hiragana and
+# letter of bopomofo is a word, a run of katakana is one, and so is a letter of Thai, Lao, Khmer, Burmese and the
+# scripts like them, with its marks and what is stacked on it.
+_MARKS = r"\u3099\u309a\u302a-\u302f\ufe00-\ufe0f\U000e0100-\U000e01ef"
+_IDEOGRAPHS = (
+    r"\u2e80-\u2fdf\u3005-\u3007\u3021-\u3029\u3038-\u303b\u3041-\u3096\u309d-\u309f\u3105-\u312f\u31a0-\u31bf"
+    r"\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U0001b000-\U0001b16f\U00020000-\U0003ffff"
+)
+_KATAKANA = r"\u30a1-\u30fa\u30fc-\u30ff\u31f0-\u31ff\uff66-\uff9f"
+_SOUTH_EAST_ASIAN = [  # Thai, Lao, Burmese, Khmer, Tai Le, New Tai Lue, Tai Tham, and what extends Burmese and Tai
+    *range(0x0E01, 0x0F00), *range(0x1000, 0x10A0), *range(0x1780, 0x1800), *range(0x1950, 0x19E0),
+    *range(0x1A20, 0x1AB0), *range(0xA9E0, 0xAA00), *range(0xAA60, 0xAAE0),
+]  # fmt: skip
+_LETTERS = "".join(chr(c) for c in _SOUTH_EAST_ASIAN if unicodedata.category(chr(c)) in ("Lo", "Lm"))
+_VOWELS = "".join(chr(c) for c in _SOUTH_EAST_ASIAN if unicodedata.category(chr(c)) in ("Mn", "Mc")) + "\u0e33\u0eb3"
+_STACKS = "\u1039\u17d2\u1a60"  # the next letter is written below
+_UNSPACED = re.compile(
+    rf"[{_IDEOGRAPHS}][{_MARKS}]*|[{_KATAKANA}][{_KATAKANA}{_MARKS}]*|[{_LETTERS}](?:[{_STACKS}][{_LETTERS}]|[{_VOWELS}])*"
+)
+
 
 def split_words(text: str, lower: bool = True) -> list[str]:
     """The words and punctuation marks of a text, lower-cased unless that is turned off.
@@ -58,6 +78,7 @@ def split_words(text: str, lower: bool = True) -> list[str]:
     text = unicodedata.normalize("NFC", (text.lower() if lower else text).translate(_SAME))
     if not text.isascii():
         text = "".join(f" {char} " if _stands_alone(char) else char for char in text)
+        text = _UNSPACED.sub(r" \g<0> ", text)
     chunks = text.split()
     words: list[str] = []
     for position, chunk in enumerate(chunks, 1):
@@ -66,6 +87,12 @@ def split_words(text: str, lower: bool = True) -> list[str]:
         else:
             words.extend(_split_chunk(chunk, last=position == len(chunks)))
     return words
+
+
+def _is_plain(word: str) -> bool:
+    """Of letters, with marks; of three or more, where letters make up words."""
+    letters = "".join(char for char in word if unicodedata.category(char)[0] != "M")
+    return letters.isalpha() and (len(word) > 2 or _UNSPACED.fullmatch(word) is not None)
 
 
 def _stands_alone(char: str) -> bool:
@@ -264,7 +291,7 @@ class WordVocabulary:
         return self._kinds
 
     def plain_words(self) -> list[str]:
-        return [word for word in self.words[len(SPECIAL_TOKENS) :] if word.isalpha() and len(word) > 2]
+        return [word for word in self.words[len(SPECIAL_TOKENS) :] if _is_plain(word)]
 
     def state(self) -> dict[str, Any]:
         flags = {

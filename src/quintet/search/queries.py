@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from quintet.data.vocabulary import WordVocabulary, split_words
 from quintet.search import EmptyQuery, QueryTooLong, SearchError, UnknownWords
 from quintet.search.sources import LONGEST_TEXT
 from quintet.search.stores.store import is_text
@@ -50,14 +51,16 @@ def strange_words(text: str, tokenizer: Tokenizer) -> list[str]:
     """The words that the tokenizer does not know, or only in pieces, where they are half of the text or more.
 
     A rare word among others is understood by the others. A query in another language is not understood at all, and no
-    score says so.
+    score says so. Word pieces know the letters of many scripts, but only the words of a `WordVocabulary` were trained.
     """
+    trained = isinstance(tokenizer, WordVocabulary)
     kinds = tokenizer.kinds()
-    words = words_of(text)
+    words = words_of(" ".join(split_words(text)) if trained else text)
     strange = []
     for word in words:
         ids = [id_ for id_ in tokenizer.ids(word) if not kinds.special[id_]]
-        if tokenizer.unknown in ids or any(kinds.continues[id_] for id_ in ids) or not word.isascii():
+        foreign = not (trained or word.isascii())
+        if tokenizer.unknown in ids or any(kinds.continues[id_] for id_ in ids) or foreign:
             strange.append(word)
     return strange if 2 * len(strange) >= len(words) else []
 
