@@ -259,7 +259,7 @@ def test_unicode_and_our_own_rules(text: str, expected: str) -> None:
 
 # Captions of the same three images; the fourth says in words of the others what another image shows.
 FORMS = {
-    "German": ("Ein Hund läuft über Schnee.", "Zwei Mädchen spielen Fußball.", "Ein Hund ruht.", "Zwei Mädchen über Schnee."),
+    "German": ("Ein Hund läuft über Eis.", "Zwei Hunde spielen Fußball.", "Ein Hund ruht.", "Zwei Hunde über Eis."),
     "Chinese": ("一只狗在雪地里奔跑。", "两个女孩在踢足球。", "一只狗在睡觉。", "两个女孩在雪地里睡觉。"),
     "Japanese": ("犬が雪の上を走る。", "二人の女の子がサッカーをする。", "犬が寝る。", "女の子が雪の上を走る。"),
     "Thai": ("สุนัขวิ่งบนหิมะ", "เด็กผู้หญิงสองคนเล่นฟุตบอล", "สุนัขนอนหลับ", "เด็กผู้หญิงวิ่งบนหิมะ"),
