@@ -1,19 +1,24 @@
-"""Photographs from elsewhere: does a person's query find the right one among a thousand others?
+"""Photographs from elsewhere: does a person's query find the right one among others?
 
-    python -m benchmarks.measure.public_photos quintet-small --corpus corpora/flickr8k --stamps STAMPS
+    python -m benchmarks.measure.public_photos quintet-small --corpus corpora/flickr8k --stamps STAMPS --debian UNPACKED
 
-Two sets that had no part in training: the photographs that come inside packages on PyPI, with the queries of
-benchmarks/public_photos.json, and the photographs among Tux Paint's stamps (Debian's tuxpaint-stamps-default, cut out
-on white), asked for by their English labels. Both were looked at when the weight of class names, their number and their
-temperature were chosen, so these figures are a little too good. The others are the photographs of the corpus's test
-split. A rank counts the photographs that score at least as high as the right one. Writes
-benchmarks/results/public_photos.json.
+Three sets that had no part in training. Two were looked at when the weight of class names, their number and their
+temperature were chosen, so their figures are a little too good: the photographs that come inside packages on PyPI, with
+the queries of benchmarks/public_photos.json, and the photographs among Tux Paint's stamps (Debian's
+tuxpaint-stamps-default, cut out on white), asked for by their English labels. The third was kept aside until the model
+was done: photographs inside packages of Debian 12, with the queries of benchmarks/kept_aside_photos.json
+(`apt-get download PACKAGE`, then `dpkg -x FILE UNPACKED`). It is asked twice, among themselves and among the others.
+
+The others are the photographs of the corpus's test split. A rank counts the photographs that score at least as high as
+the best right one. Writes benchmarks/results/public_photos.json.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
 import json
+import struct
 import sys
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
@@ -32,10 +37,12 @@ from quintet.runs.run import Run, load
 BENCHMARKS = Path(__file__).resolve().parents[1]
 NOT_PHOTOGRAPHS = ("cartoon", "symbols", "toys", "chess", "roadsigns", "flags", "planets", "military", "seasonal")
 LONGEST_LABEL = 60
-Asked = tuple[Path, list[str]]  # a photograph and its queries
+SMALLEST_FILE, SMALLEST_SIDE = 2_000, 200  # bytes and pixels of a photograph in a resource file
+Photo = Path | io.BytesIO
+Asked = tuple[Photo, list[str]]  # a photograph and its queries
 
 
-def packaged_photos() -> list[Asked]:
+def packaged_photos() -> list[tuple[Path, list[str]]]:
     """Those whose package is installed."""
     rows = json.loads((BENCHMARKS / "public_photos.json").read_text(encoding="utf-8"))["photos"]
     found = [(_packaged(row["file"]), row["queries"]) for row in rows]
@@ -65,16 +72,51 @@ def stamps(folder: Path) -> Iterator[Asked]:
             yield path, [text]
 
 
-def on_white(path: Path) -> Image.Image:
-    image = Image.open(path).convert("RGBA")
+def kept_aside(unpacked: Path) -> list[Asked]:
+    """Those of Debian's packages, which are unpacked in this folder."""
+    rows = json.loads((BENCHMARKS / "kept_aside_photos.json").read_text(encoding="utf-8"))["photos"]
+    return [(_in_debian(unpacked, row["file"]), row["queries"]) for row in rows]
+
+
+def _in_debian(unpacked: Path, file: str) -> Photo:
+    path, _, place = file.partition("#")
+    return io.BytesIO(pictures((unpacked / path).read_bytes())[int(place)]) if place else unpacked / path
+
+
+def pictures(resources: bytes) -> list[bytes]:
+    """The JPEG and WebP images of at least 200 pixels in a Qt resource file: four bytes of length stand before each."""
+    found, at = [], 0
+    while True:
+        starts = [start for mark in (b"\xff\xd8\xff", b"RIFF") if (start := resources.find(mark, at)) >= 4]
+        if not starts:
+            return found
+        start = min(starts)
+        (length,) = struct.unpack(">I", resources[start - 4 : start])
+        at, data = start + 3, resources[start : start + length]
+        if length < SMALLEST_FILE or len(data) < length:
+            continue
+        try:
+            with Image.open(io.BytesIO(data)) as image:
+                image.load()
+        except OSError:
+            continue
+        at = start + length
+        if min(image.size) >= SMALLEST_SIDE:
+            found.append(data)
+
+
+def on_white(photo: Photo) -> Image.Image:
+    image = Image.open(photo).convert("RGBA")
     white = Image.new("RGBA", image.size, "white")
     white.alpha_composite(image)
     return white.convert("RGB")
 
 
-def ranks(run: Run, photos: Sequence[Asked], others: Codes) -> dict[str, int]:
+def ranks(run: Run, photos: Sequence[Asked], others: Codes | None = None) -> dict[str, int]:
     """Of each query, how many photographs score at least as high as the best right one."""
-    images = Codes.cat([run.encode_images([on_white(path) for path, _ in photos]), others])
+    images = run.encode_images([on_white(photo) for photo, _ in photos])
+    if others is not None:
+        images = Codes.cat([images, others])
     right: dict[str, list[int]] = {}
     for row, (_, queries) in enumerate(photos):
         for query in queries:
@@ -97,10 +139,11 @@ def main() -> None:
     parser.add_argument("run")
     parser.add_argument("--corpus", type=Path, required=True)
     parser.add_argument("--stamps", type=Path, help="the folder usr/share/tuxpaint/stamps of the package")
+    parser.add_argument("--debian", type=Path, help="the folder in which the packages of kept_aside_photos.json lie")
     parser.add_argument("-o", "--out", type=Path, default=BENCHMARKS / "results" / "public_photos.json")
     options = parser.parse_args()
     run, corpus = load(options.run, device="cpu"), Corpus.open(options.corpus)
-    others = run.encode_images(run.image_batches(corpus, corpus.split("test").images))
+    others = run.encode_images([corpus.image_path(image) for image in corpus.split("test").images])
     packaged = packaged_photos()
     found = ranks(run, packaged, others)
     report: dict[str, Any] = {
@@ -111,6 +154,11 @@ def main() -> None:
     if options.stamps is not None:
         stamped = list(stamps(options.stamps))
         report["stamps"] = {"photographs": len(stamped)} | recalls(ranks(run, stamped, others))
+    if options.debian is not None:
+        kept = kept_aside(options.debian)
+        found = ranks(run, kept, others)
+        report["kept_aside"] = {"photographs": len(kept)} | recalls(found) | {"ranks": found}
+        report["kept_aside_alone"] = {"photographs": len(kept)} | recalls(ranks(run, kept))
     write_json(options.out, report | {"device": "CPU", "provenance": provenance()})
     print(json.dumps({key: value for key, value in report.items() if key != "provenance"}, indent=1))
 
