@@ -1,12 +1,14 @@
 """Many people at once: how long a search takes through the server, and whether any request fails.
 
-    python -m benchmarks.measure.serve                    # 200 clients for 60 s, an index of 2,000 generated scenes
+    python -m benchmarks.measure.serve                    # 1 and 200 clients for 60 s, 2,000 generated scenes
     python -m benchmarks.measure.serve --index INDEX --queries queries.txt
 
 `quintet serve` runs as its own process, as a person starts it. Every client keeps one connection and asks without a
 pause: a text, then the small copy of the first image found. An error is any answer but 200, or none; that the
 server asks to come back later (503) counts as one. The clients run on the same cores, so the times are those of a
 loaded machine. With no --index an untrained VSE++ (d = 1024) makes one: its searches take as long as a trained one's.
+It has 10,000 different texts, each of which is encoded once, and a last row has the index built anew meanwhile, on the
+same cores, and exchanged. The target is 600 requests a second of 200 clients on two cores, with no error.
 
 Writes benchmarks/results/serve.json.
 """
@@ -24,14 +26,17 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
+from urllib.request import urlopen
 
 import numpy as np
 import torch
+from PIL import Image
 
 from quintet.data.scenes.generate import make_scenes
 from quintet.data.vocabulary import WordVocabulary
@@ -55,6 +60,7 @@ class Seen:
 
 
 def make_index(folder: Path, scenes: int) -> tuple[Path, list[str]]:
+    """`folder/index`, of `folder/corpus` by `folder/run`."""
     corpus = make_scenes(folder / "corpus", train=1, dev=1, test=scenes)
     words = WordVocabulary.build([text.text for text in corpus.texts], min_count=1)
     sizes: dict[str, Any] = {"vocabulary_size": len(words), "embed_dim": 1024, "tower": "small-cnn"}
@@ -72,7 +78,8 @@ def make_index(folder: Path, scenes: int) -> tuple[Path, list[str]]:
 
 
 @contextmanager
-def serving(index: Path, cache: Path, arguments: list[str]) -> Iterator[int]:
+def serving(index: Path, cache: Path, arguments: list[str]) -> Iterator[tuple[int, int]]:
+    """The port and the process id."""
     command = [
         sys.executable,
         "-m",
@@ -92,7 +99,7 @@ def serving(index: Path, cache: Path, arguments: list[str]) -> Iterator[int]:
         found = re.search(r"localhost:(\d+)", line)
         if found is None:
             raise SystemExit(line + server.stderr.read())
-        yield int(found[1])
+        yield int(found[1]), server.pid
     finally:
         server.terminate()
         server.wait()
@@ -146,21 +153,55 @@ def quantiles(seconds: list[float]) -> dict[str, float]:
     return dict(zip(("p50_ms", "p95_ms", "p99_ms", "max_ms"), (1000 * values).round(2).tolist(), strict=True))
 
 
-def measure(port: int, sentences: list[str], clients: int, seconds: float) -> dict[str, Any]:
+def cpu_seconds(pid: int) -> float:
+    """Of all threads of a process."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def value(port: int, name: str) -> float:
+    with urlopen(f"http://localhost:{port}/metrics") as answer:
+        return float(re.search(rf"^{name} (\S+)$", answer.read().decode(), re.MULTILINE)[1])  # type: ignore[index]
+
+
+@contextmanager
+def rebuilding(folder: Path, port: int, after: float) -> Iterator[None]:
+    """After so many seconds a folder with an image is indexed, too; the server has exchanged the index at the end."""
+    before = value(port, "quintet_index_swaps_total")
+
+    def build() -> None:
+        time.sleep(after)
+        (folder / "more").mkdir()
+        Image.new("RGB", (96, 96), "red").save(folder / "more" / "red.png")
+        command = [sys.executable, "-m", "quintet", "index", folder / "run", folder / "corpus", folder / "more"]
+        subprocess.run([*command, "-o", folder / "index", "--device", "cpu"], check=True, capture_output=True)
+
+    with ThreadPoolExecutor(1) as thread:
+        built = thread.submit(build)
+        yield
+        built.result()
+    if value(port, "quintet_index_swaps_total") == before:
+        raise SystemExit("the index was not exchanged while clients asked; measure for longer (--seconds)")
+
+
+def measure(port: int, pid: int, sentences: list[str], clients: int, seconds: float) -> dict[str, Any]:
     asyncio.run(load(port, sentences, clients, WARM_UP_S))
-    began = time.perf_counter()
+    began, cpu, encoded = time.perf_counter(), cpu_seconds(pid), value(port, "quintet_texts_encoded")
     seen = asyncio.run(load(port, sentences, clients, seconds))
     took = time.perf_counter() - began
     errors = sum(count for status, count in seen.statuses.items() if status != "200")
+    requests = seen.statuses.total()
     return {
         "clients": clients,
         "seconds": round(took, 1),
-        "requests": seen.statuses.total(),
-        "requests_per_s": round(seen.statuses.total() / took, 1),
+        "requests": requests,
+        "requests_per_s": round(requests / took, 1),
         "errors": errors,
         "statuses": dict(seen.statuses),
         "search": quantiles(seen.searches),
         "thumbnail": quantiles(seen.thumbnails),
+        "server_cpu_ms_per_request": round(1000 * (cpu_seconds(pid) - cpu) / requests, 2),
+        "texts_encoded": round(value(port, "quintet_texts_encoded") - encoded),
     }
 
 
@@ -181,8 +222,13 @@ def main() -> None:
             index, sentences = make_index(Path(name), options.scenes)
         else:
             index, sentences = options.index, options.queries.read_text(encoding="utf-8").splitlines()
-        with serving(index, Path(name) / "thumbnails", options.serve) as port:
-            rows = [measure(port, sentences, clients, options.seconds) for clients in options.clients]
+        with serving(index, Path(name) / "thumbnails", options.serve) as (port, pid):
+            rows = [measure(port, pid, sentences, clients, options.seconds) for clients in options.clients]
+            if options.index is None:
+                with rebuilding(Path(name), port, after=WARM_UP_S + options.seconds / 4):
+                    most = measure(port, pid, sentences, max(options.clients), options.seconds)
+                rows.append(most | {"index_exchanged": True})
+                del rows[-1]["texts_encoded"]  # the count began anew
     for row in rows:
         print(json.dumps(row))
     write_json(

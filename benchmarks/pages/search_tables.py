@@ -74,7 +74,7 @@ def latency(name: str, found: dict[str, Any]) -> str:
 def load(name: str, found: dict[str, Any]) -> str:
     rows = [
         (
-            row["clients"],
+            f"{row['clients']}{', the index exchanged meanwhile' if row.get('index_exchanged') else ''}",
             f"{row['seconds']:.0f}",
             f"{row['requests']:,}",
             row["errors"],

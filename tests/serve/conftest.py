@@ -58,6 +58,8 @@ class FakeSearcher:
         self.judges = False  # whether results without any of the words are weak
         self.collapses = False  # whether the first of each four images stands for the others
         self.strange: str | None = None  # what is said of every query
+        self.encoder = SimpleNamespace(queries=SimpleNamespace(encoded=0, batches=0))
+        self.prepared: list[tuple[str, list[str]]] = []  # texts, and those that waited meanwhile
         self.items: dict[str, Item] = {}
         self.words: dict[str, set[str]] = {}
         self.boxes: dict[str, np.ndarray] = {}
@@ -73,12 +75,19 @@ class FakeSearcher:
             self.boxes[f"p{number}"] = np.array(drawing.boxes, np.float32)
             self._add(Item(f"s{number}", "text", None, None, max(said, key=len)), said)
 
+    def check(self) -> None:
+        if self.error:
+            raise self.error
+
     def query_note(self, text: str) -> str | None:
         return self.strange
 
     def _add(self, item: Item, said: Sequence[str]) -> None:
         self.items[item.id] = item
         self.words[item.id] = set(" ".join(said).lower().split())
+
+    def prepare(self, text: str, waiting: Sequence[str]) -> None:
+        self.prepared.append((text, list(waiting)))
 
     def search_text(self, texts: Sequence[str], **wish: Any) -> list[list[Hit]]:
         return [self._ranked(self._known(text), **wish) for text in texts]

@@ -8,6 +8,7 @@ import pytest
 from fastapi import FastAPI
 
 from quintet.errors import ImageError
+from quintet.search import UnknownWords
 from quintet.search.items import Hit
 from quintet.serve.schemas import ImageQuery, Window
 from quintet.serve.service import BusyError
@@ -82,3 +83,24 @@ def test_many_large_uploads_at_once_are_told_to_come_back(make_app: Callable[...
             await service.search_image(pieces(), ImageQuery())
 
     asyncio.run(use())
+
+
+def test_texts_that_wait_for_a_thread_are_known_to_the_first_that_runs(
+    make_app: Callable[..., FastAPI], searcher: Any
+) -> None:
+    service = make_app(search_threads=1).state.service
+
+    async def use() -> None:
+        searcher.gate.clear()
+        tasks = [asyncio.create_task(service.search_text(text, Window())) for text in ("red", "blue", "red circle")]
+        while not searcher.prepared or service._searches.pending < 3:
+            await asyncio.sleep(0.01)
+        searcher.gate.set()
+        await asyncio.gather(*tasks)
+        with pytest.raises(UnknownWords):
+            await service.search_text("unheard", Window())
+
+    asyncio.run(use())
+    assert [text for text, _ in searcher.prepared] == ["red", "blue", "red circle", "unheard"]
+    assert "red circle" in searcher.prepared[1][1]  # it waited while the first ran
+    assert not service._waiting

@@ -76,6 +76,15 @@ def serve_command(
             rich_help_panel=NETWORK,
         ),
     ] = None,
+    drain: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            min=0,
+            help="Go on for so long after SIGTERM, while /ready answers 503, so that a proxy notices.",
+            rich_help_panel=NETWORK,
+        ),
+    ] = 0.0,
     max_upload: Annotated[
         str, typer.Option(metavar="SIZE", help="Largest image accepted as a query.", rich_help_panel=LIMITS)
     ] = "20M",
@@ -154,6 +163,7 @@ def serve_command(
         client_rate=client_rate,
         client_concurrency=client_requests,
         decoders=decoders,
+        drain_s=drain,
         max_upload_bytes=parse_size(max_upload),
         search_threads=threads,
         search_queue=queue,

@@ -31,6 +31,7 @@ from quintet.runs.run_folder import read_head
 from quintet.search import SearchError, StaleIndex
 from quintet.search.chance import random_texts
 from quintet.search.index_folder import CHECKSUM, RUN_FILES, TOWER_FILES, IndexRun
+from quintet.search.text_codes import TextCodes
 
 if TYPE_CHECKING:
     from PIL.Image import Image as PILImage
@@ -54,6 +55,7 @@ class Encoder:
         self.device = pick_device(device)
         self.runs = [run.to(self.device) for run in runs]
         self.tokenizers = [_tokenizer(run) for run in runs]
+        self.queries = TextCodes(self.encode_texts)
         self._towers, self._lock = towers, threading.Lock()
         self._opened: tuple[list[ImageView], list[int | QuintetError]] | None = None
 

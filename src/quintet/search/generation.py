@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from quintet.errors import QuintetError
 from quintet.files import file_checksum
 from quintet.protocols import Matcher
 from quintet.runs.run import load
-from quintet.search import StaleIndex
+from quintet.search import StaleIndex, UnknownItem
 from quintet.search.encoder import Encoder
 from quintet.search.index_folder import Manifest
 from quintet.search.items import KINDS, Entry, ItemDatabase, Kind
@@ -58,6 +59,14 @@ class Generation:
         for store in self._stores.values():
             store.close()
         self.items.close()
+
+    def check(self) -> None:
+        """Raise unless the database answers and, where there is one, the engine that holds the vectors."""
+        for kind in KINDS:
+            found = self.items.query("SELECT id FROM items WHERE kind = ? LIMIT 1", [kind])
+            if found and kind in self._stores:
+                with suppress(UnknownItem):  # another build is under way; the engine answered
+                    self._stores[kind].metadata([found[0][0]])
 
     def nearest(self, vectors: np.ndarray, k: int, kind: Kind, where: Where | None) -> list[list[tuple[Entry, float]]]:
         """The first stage: for each vector the k items of largest inner product, best first."""

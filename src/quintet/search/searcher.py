@@ -6,7 +6,7 @@ import math
 import os
 import time
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -45,6 +45,7 @@ from quintet.search.queries import (
     check_query,
     combined,
     near_duplicates,
+    products,
     strange_words,
     words_of,
 )
@@ -130,6 +131,10 @@ class Searcher:
     def current(self) -> bool:
         """Whether the index has not been rebuilt since this was opened."""
         return _generation(self.index) in (None, self.generation)  # None: nothing newer can be opened
+
+    def check(self) -> None:
+        """Raise unless the index answers and, where there is one, the engine that holds its vectors."""
+        self._opened.check()
 
     @overload
     def search(  # type: ignore[overload-overlap]  # a str is also a sequence
@@ -231,8 +236,25 @@ class Searcher:
         self._check(k, kind, rerank)
         for text in texts:
             check_query(text, self.encoder.tokenizers)
-        codes = self.encoder.encode_texts(texts) if texts else []
+        if len(texts) == 1:
+            codes = self.encoder.queries.of(texts[0])
+        else:
+            codes = self.encoder.encode_texts(texts) if texts else []
         return self._search(codes, len(texts), "text", kind, k, where, rerank, duplicates)
+
+    def prepare(self, text: str, waiting: Iterable[str]) -> None:
+        """Encode a text that will be searched for, unless its codes are kept, and those that wait in the same batch.
+
+        What cannot be searched for is left out, and raises when it is searched for.
+        """
+        if self._searchable(text):
+            self.encoder.queries.of(text, filter(self._searchable, waiting))
+
+    def _searchable(self, text: str) -> bool:
+        with suppress(SearchError):
+            check_query(text, self.encoder.tokenizers)
+            return True
+        return False
 
     def open_image(self, image: Image) -> PILImage:
         """A query image, decoded as the images of the index were: a large JPEG at a part of its size."""
@@ -483,7 +505,7 @@ class Searcher:
         """(dim,)."""
         if isinstance(query, str):
             check_query(query, self.encoder.tokenizers)
-            codes = self.encoder.encode_texts([query])
+            codes = self.encoder.queries.of(query)
         else:
             self.encoder.require_views()
             codes = self.encoder.encode_images([self.encoder.prepare(self.open_image(query))])
@@ -506,7 +528,7 @@ class Searcher:
         if self._chance is None:
             return -math.inf
         best = np.array([group[0][1] for group in groups])
-        return self._chance.line(self._opened.sample("image") @ vector, best, self.manifest.counts["image"])
+        return self._chance.line(products(self._opened.sample("image"), vector), best, self.manifest.counts["image"])
 
     @cached_property
     def _chance(self) -> ChanceScores | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import resource
+import signal
 import socket
 import time
 from collections.abc import Callable
@@ -136,13 +137,23 @@ class Connection(H11Protocol):
 
 
 class Server(uvicorn.Server):
-    """Accepts connections one by one, so that there are never more than `limit`; `ready` is called when it does."""
+    """Accepts connections one by one, so that there are never more than `limit`.
 
-    def __init__(self, config: uvicorn.Config, settings: Settings, limit: int, ready: Callable[[], None]) -> None:
+    `ready` is called when it does, and `drain` when it is about to stop.
+    """
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        settings: Settings,
+        limit: int,
+        ready: Callable[[], None],
+        drain: Callable[[], None],
+    ) -> None:
         super().__init__(config)
         self.limit = limit
         self._settings = settings
-        self._ready = ready
+        self._ready, self._drain = ready, drain
         self._beginning: dict[asyncio.Task[None], float] = {}  # TLS handshakes, the oldest first
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -155,6 +166,14 @@ class Server(uvicorn.Server):
         self._tasks.append(asyncio.create_task(self._sweep()))
         self.started = True
         self._ready()
+
+    async def main_loop(self) -> None:
+        """Until a signal; after SIGTERM a while longer, in which a proxy learns that it should ask another server."""
+        await super().main_loop()
+        self._drain()
+        end = time.monotonic() + self._settings.drain_s
+        while time.monotonic() < end and signal.SIGINT not in self._captured_signals:
+            await asyncio.sleep(0.1)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         *accepting, sweeping = self._tasks

@@ -14,7 +14,8 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, Field
-from starlette.datastructures import Headers, MutableHeaders
+from pydantic_core import PydanticSerializationError
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, cookie_parser
 from starlette.responses import HTMLResponse, JSONResponse, Response
@@ -33,7 +34,7 @@ from quintet.search import (
     WhereError,
 )
 from quintet.serve.access import Access, Clients, Keys
-from quintet.serve.service import BusyError, TooSlowError
+from quintet.serve.service import BusyError, DrainingError, TooSlowError
 from quintet.serve.settings import LOOPBACK_NAMES
 
 LOG = logging.getLogger("quintet.serve")
@@ -50,6 +51,7 @@ STATUS: dict[type[QuintetError], tuple[int, str]] = {
     ImageError: (422, "unreadable_image"),
     BusyError: (503, "busy"),
     TooSlowError: (503, "too_slow"),
+    DrainingError: (503, "draining"),
     StoreUnavailable: (503, "store_unavailable"),
     StaleIndex: (503, "stale_index"),
     SearchError: (422, "not_possible"),
@@ -92,6 +94,11 @@ class Json(JSONResponse):
     """JSON that any text and any number can be written as: names of files may be no UTF-8, and a score NaN."""
 
     def render(self, content: Any) -> bytes:
+        if isinstance(content, BaseModel):
+            try:
+                return content.model_dump_json().encode()  # by pydantic's own writer, which is much the quickest
+            except PydanticSerializationError:
+                content = content.model_dump()
         try:
             return json.dumps(content, allow_nan=False, separators=(",", ":")).encode()
         except ValueError:
@@ -161,6 +168,7 @@ LONGEST_ADDRESS = 12 * 2**10  # bytes; a header with 16 KiB may be refused befor
 PAGE = "/"  # shows what the session may see
 OPEN = (
     "/health",
+    "/ready",
     "/openapi.json",
     "/api/session",
     "/api/session/form",
@@ -279,13 +287,16 @@ def host_name(header: str) -> str | None:
     return (match[1] or match[2]).lower() if match else None
 
 
+_RAW_HEADERS = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
+
+
 def _with_headers(send: Send) -> Send:
     async def sending(message: Message) -> None:
         if message["type"] == "http.response.start":
-            headers = MutableHeaders(scope=message)
-            for name, value in HEADERS.items():
-                headers[name] = value
-            headers.setdefault("Cache-Control", "no-store")
+            own = list(message["headers"])  # no route sets any of HEADERS
+            if not any(name == b"cache-control" for name, _ in own):
+                own.append((b"cache-control", b"no-store"))
+            message["headers"] = own + _RAW_HEADERS
         await send(message)
 
     return sending

@@ -17,6 +17,7 @@ from quintet.serve.download import file_name, zipped
 from quintet.serve.guard import (
     COOKIE,
     IncompleteError,
+    Json,
     client_of,
     documented,
     problem,
@@ -39,6 +40,7 @@ from quintet.serve.schemas import (
     ItemAnswer,
     NewestQuery,
     Paths,
+    Readiness,
     Results,
     Session,
     SimilarQuery,
@@ -60,7 +62,7 @@ BYTES = {"schema": {"type": "string", "format": "binary"}}
 READ_FACTS = ("matcher", "counts", "dim", "can_rerank", "can_explain_regions", "can_search_by_image")
 
 
-def _service(request: Request) -> Service:
+async def _service(request: Request) -> Service:  # FastAPI would run a plain function in a thread
     service: Service = request.app.state.service
     return service
 
@@ -70,29 +72,29 @@ ItemId = Annotated[str, Query(description="An item's id, as a search gives it.",
 router = APIRouter()
 
 
-@router.post("/api/search", responses=documented(400, 413, 422))
-async def search(query: TextQuery, service: Asked) -> Results:
+@router.post("/api/search", response_model=Results, responses=documented(400, 413, 422))
+async def search(query: TextQuery, service: Asked) -> Response:
     """Search for the images, or the texts, that match a text best."""
-    return await service.search_text(query.query, query)
+    return Json(await service.search_text(query.query, query))
 
 
 @router.post("/api/search/picture", include_in_schema=False)  # its earlier name
-@router.post("/api/search/image", responses=documented(400, 413, 422), openapi_extra=UPLOAD)
-async def search_by_image(query: Annotated[ImageQuery, Query()], request: Request, service: Asked) -> Results:
+@router.post("/api/search/image", response_model=Results, responses=documented(400, 413, 422), openapi_extra=UPLOAD)
+async def search_by_image(query: Annotated[ImageQuery, Query()], request: Request, service: Asked) -> Response:
     """Search for the images, or the texts, that match an uploaded image best, and a text beside it."""
-    return await service.search_image(request.stream(), query)
+    return Json(await service.search_image(request.stream(), query))
 
 
-@router.get("/api/similar", responses=documented(404, 422))
-async def similar(query: Annotated[SimilarQuery, Query()], service: Asked) -> Results:
+@router.get("/api/similar", response_model=Results, responses=documented(404, 422))
+async def similar(query: Annotated[SimilarQuery, Query()], service: Asked) -> Response:
     """Search for the items that are most similar to an item of the index."""
-    return await service.similar(query)
+    return Json(await service.similar(query))
 
 
-@router.get("/api/newest", responses=documented(422))
-async def newest(query: Annotated[NewestQuery, Query()], service: Asked) -> Results:
+@router.get("/api/newest", response_model=Results, responses=documented(422))
+async def newest(query: Annotated[NewestQuery, Query()], service: Asked) -> Response:
     """Items by their date, the latest first."""
-    return await service.newest(query)
+    return Json(await service.newest(query))
 
 
 @router.get("/api/facets", responses=documented(422))
@@ -250,6 +252,13 @@ async def end_all_sessions(service: Asked) -> Response:
 async def health(service: Asked) -> Health:
     """Whether the server answers."""
     return Health(status="degraded" if service.index_error else "ok")
+
+
+@router.get("/ready", responses={503: documented()[503]})
+async def ready(service: Asked) -> Readiness:
+    """Whether requests should be sent here: 503 while the index or its store does not answer, or the server stops."""
+    await service.check()
+    return Readiness(status="ready")
 
 
 @router.get(

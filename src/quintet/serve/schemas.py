@@ -213,3 +213,7 @@ class Health(BaseModel):
         description="`degraded`: the index in the folder is missing, damaged or cannot be opened; what was opened "
         "before is in use."
     )
+
+
+class Readiness(BaseModel):
+    status: Literal["ready"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import socket
 import threading
@@ -17,6 +18,7 @@ from quintet.errors import QuintetError
 from quintet.search.searcher import Searcher
 from quintet.serve.app import create_app
 from quintet.serve.connections import Server, connection_limit
+from quintet.serve.service import Service
 from quintet.serve.settings import Settings
 from quintet.serve.watcher import IndexWatcher
 
@@ -52,6 +54,7 @@ def serve_index(
             return searcher
 
         watcher = IndexWatcher(index, reopen, settings.watch_s)
+        gc.freeze()  # modules and the index stay: no collection has to look at their half a million objects
         server = make_server(create_app(watcher, settings), settings, lambda: ready(address(listener, settings)))
         server.run(sockets=[listener])
 
@@ -94,7 +97,8 @@ def make_server(app: FastAPI, settings: Settings, ready: Callable[[], None] = la
         timeout_graceful_shutdown=max(1, round(settings.shutdown_s)),
         timeout_keep_alive=max(1, round(settings.idle_s)),
     )
-    return Server(config, settings, connection_limit(settings.max_connections), ready)
+    service: Service = app.state.service
+    return Server(config, settings, connection_limit(settings.max_connections), ready, service.drain)
 
 
 def address(listener: socket.socket, settings: Settings) -> str:

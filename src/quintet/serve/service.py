@@ -8,7 +8,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -43,6 +43,7 @@ from quintet.serve.watcher import IndexWatcher, Searchers
 LOG = logging.getLogger("quintet.serve")
 T = TypeVar("T")
 REMEMBERED = 10_000  # image files that were checked
+PROBE_S, PROBES = 3.0, 8  # time limit of a check of the index and its store; such checks that may wait
 
 
 class BusyError(QuintetError):
@@ -51,6 +52,10 @@ class BusyError(QuintetError):
 
 class TooSlowError(QuintetError):
     """The work took longer than the time limit."""
+
+
+class DrainingError(QuintetError):
+    """The server is about to stop. Another one may answer."""
 
 
 class WorkPool:
@@ -113,7 +118,10 @@ class Service:
         self._images = WorkPool("image", settings.image_threads, settings.image_queue, settings.timeout_s)
         # Few at a time: each has an image in memory.
         self._uploads = WorkPool("upload", settings.decoders, settings.upload_queue, settings.timeout_s)
+        self._probes = WorkPool("probe", 1, PROBES, PROBE_S)
+        self._draining = False
         self._uploading = 0  # bytes
+        self._waiting: Counter[str] = Counter()  # texts that are searched for, or will be
         self._examples: tuple[float, list[tuple[str, Item]]] = -1, []  # of a generation
         self._finding: asyncio.Task[list[tuple[str, Item]]] | None = None
         self._media_types: OrderedDict[tuple[object, ...], str] = OrderedDict()
@@ -133,7 +141,18 @@ class Service:
                 ),
             )
         rerank = self.settings.rerank if window.kind == "image" else None
-        return await self._list(window, lambda searcher, **options: searcher.search_text([query], **options)[0], rerank)
+
+        def search(searcher: Searcher, **options: Any) -> list[Hit]:
+            searcher.prepare(query, list(self._waiting))
+            return searcher.search_text([query], **options)[0]
+
+        self._waiting[query] += 1
+        try:
+            return await self._list(window, search, rerank)
+        finally:
+            self._waiting[query] -= 1
+            if not self._waiting[query]:
+                del self._waiting[query]
 
     async def search_image(self, chunks: AsyncIterator[bytes], window: ImageQuery) -> Results:
         """`chunks` are read one by one, so that too many large uploads are refused before they fill the memory."""
@@ -211,6 +230,16 @@ class Service:
         """Run a task that reads files; it does not wait for searches."""
         return await self._images.run(lambda: self._borrowed(work))
 
+    def drain(self) -> None:
+        """The server is about to stop: requests are answered, and `/ready` says that none should be sent."""
+        self._draining = True
+
+    async def check(self) -> None:
+        """Raise unless requests should be sent here: the index and its store answer, and the server is not stopping."""
+        if self._draining:
+            raise DrainingError("the server is stopping")
+        await self._probes.run(lambda: self._borrowed(lambda searcher: searcher.check()))
+
     async def item(self, item_id: str) -> Item:
         return await self.look_up(lambda searcher: searcher.item(item_id))
 
@@ -251,7 +280,7 @@ class Service:
             raise
 
     def close(self) -> None:
-        for pool in (self._searches, self._images, self._uploads):
+        for pool in (self._searches, self._images, self._uploads, self._probes):
             pool.close()
         self.decoders.close()
         self._searchers.close()
@@ -300,6 +329,10 @@ class Service:
     def _count(self) -> None:
         add, kept = self.metrics.value, self.thumbnails
         add("quintet_searches_pending", "gauge", "Searches waiting or running.", lambda: self._searches.pending)
+        texts = "Texts that were encoded, in batches; what is searched for again is kept."
+        add("quintet_texts_encoded", "gauge", texts, lambda: self._borrowed(lambda each: each.encoder.queries.encoded))
+        batches = "Their batches."
+        add("quintet_text_batches", "gauge", batches, lambda: self._borrowed(lambda each: each.encoder.queries.batches))
         add("quintet_index_generation", "gauge", "Generation of the index in use.", self._generation)
         add(
             "quintet_index_swaps_total", "counter", "Times a newer index was put in use.", lambda: self._searchers.swaps

@@ -47,6 +47,7 @@ class Settings:
     image_threads: int = 2
     image_queue: int = 4096
     timeout_s: float = 30.0
+    drain_s: float = 0.0  # from SIGTERM, while `/ready` says no, until no more connections are accepted
     shutdown_s: float = 30.0  # time for requests in progress at shutdown
     max_connections: int = 1000  # fewer where the limit of descriptors is lower
     idle_s: float = 15.0  # a connection without a request
