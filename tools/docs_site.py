@@ -26,7 +26,7 @@ ROOT_PAGES = {
     "SECURITY.md": "security.md",
     "CHANGELOG.md": "changelog.md",
 }
-COPIED = {".md", ".ipynb", ".png", ".svg", ".jpg", ".html", ".json", ".js"}
+COPIED = {".md", ".ipynb", ".png", ".svg", ".jpg", ".html", ".json", ".js", ".css"}
 LOADED = re.compile(
     r'<(?:script|img|iframe|source)[^>]*\ssrc(?:set)?="(?:https?:)?//[^"]*"|<link[^>]*rel="(?:stylesheet|preconnect|preload)"'
     r'[^>]*href="(?:https?:)?//[^"]*"'

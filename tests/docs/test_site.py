@@ -122,6 +122,30 @@ def test_the_site_is_searched_from_disk_without_a_network(site: Path, width: int
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this computer")
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1280])
+def test_axe_finds_nothing_on_the_site(site: Path, width: int, scheme: str) -> None:
+    driver = pytest.importorskip("playwright.sync_api")
+    from tests.serve.test_browser import axe
+
+    if (script := axe()) is None:
+        pytest.skip("axe-core is not installed: npm install axe-core")
+    with driver.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        page = browser.new_context(
+            offline=True, viewport={"width": width, "height": 800}, color_scheme=scheme
+        ).new_page()
+        for name in ("index", "search", "methods/scan", "reference/commands", "results", "notebooks/search"):
+            page.goto((site / f"{name}.html").as_uri())
+            page.wait_for_function("!document.querySelector('.md-code__nav:not([role])')")
+            page.evaluate(script.read_text(encoding="utf-8"))
+            found = page.evaluate("axe.run({resultTypes: ['violations']})")["violations"]
+            assert [(name, each["id"], each["nodes"][0]["html"]) for each in found] == []
+        browser.close()
+
+
+@pytest.mark.slow
 def test_a_link_to_a_heading_that_does_not_exist_stops_the_build(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = site.parents[1]
     collect = docs_site.collect

@@ -175,7 +175,8 @@ def home(tmp_path: Path) -> Path:
             pixels = rng.integers(0, 255, (48, 64, 3), dtype=np.uint8)
             Image.fromarray(pixels).resize((320, 240)).save(home / folder / f"{number}.jpg")
             (home / folder / f"{number}.txt").write_text(f"noise of number {number}\n")
-    shutil.copy(home / "trip/0.jpg", home / "photo.jpg")
+    for name in ("photo.jpg", "dog.jpg"):
+        shutil.copy(home / "trip/0.jpg", home / name)
     (home / "questions.txt").write_text("a dog\na cat\n")
     return home
 
