@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import platform
 import shlex
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -107,6 +110,7 @@ def provenance() -> dict[str, Any]:
         "command": _command(),
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": {**versions, "python": platform.python_version()},
+        "code": code_version(),
         "machine": {
             "system": platform.system(),
             "processor": platform.machine(),
@@ -114,6 +118,29 @@ def provenance() -> dict[str, Any]:
             "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         },
     }
+
+
+@cache
+def code_version() -> dict[str, str | None]:
+    """The commit where the package runs from a git checkout, and a checksum of its Python files in any case."""
+    package = Path(quintet.__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        digest.update(f"{path.relative_to(package).as_posix()} {len(path.read_bytes())}\n".encode() + path.read_bytes())
+    return {"commit": _commit(package), "sources_sha256": digest.hexdigest()}
+
+
+def _commit(package: Path) -> str | None:
+    """With "+changed" behind it where files of the package differ from it."""
+    if not (package.parents[1] / ".git").exists():  # installed, or a part of another repository
+        return None
+    git = ["git", "-C", str(package)]
+    try:
+        found = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+        changed = subprocess.run([*git, "status", "--porcelain", "--", "."], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return found + ("+changed" if changed.stdout.strip() else "")
 
 
 def _command() -> str:

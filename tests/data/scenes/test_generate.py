@@ -55,8 +55,8 @@ def test_every_split_has_families_of_near_duplicates(corpus: Corpus) -> None:
 
 
 def test_same_seed_same_bytes_and_other_seed_other_scenes(tmp_path: Path) -> None:
-    for name, seed in (("a", 5), ("b", 5), ("c", 6)):
-        make_scenes(tmp_path / name, train=8, dev=4, test=4, seed=seed, size=32)
+    for name, seed, workers in (("a", 5, 1), ("b", 5, 2), ("c", 6, 1)):
+        make_scenes(tmp_path / name, train=8, dev=4, test=4, seed=seed, size=32, workers=workers)
     a, b, c = (contents(tmp_path / name) for name in "abc")
     assert a == b
     assert a["texts.jsonl"] != c["texts.jsonl"]
@@ -100,6 +100,7 @@ def test_progress_is_reported(tmp_path: Path) -> None:
         ({"train": 0, "dev": 0, "test": 0}, "empty"),
         ({"seed": -3}, "seed"),
         ({"size": 8}, "at least 32"),
+        ({"workers": 0}, "one process"),
     ],
 )
 def test_senseless_arguments_are_refused(tmp_path: Path, options: dict[str, int], words: str) -> None:

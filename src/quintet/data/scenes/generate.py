@@ -7,6 +7,10 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
+from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +30,7 @@ OPTIONS = {
     "test": "how many test scenes",
     "seed": "another number gives other scenes",
     "size": "width and height of the images in pixels",
+    "workers": "processes that draw",
 }
 # What overwriting replaces: a corpus of scenes, its features, and its cached text features.
 _OWN_FILE = re.compile(
@@ -48,17 +53,18 @@ def make_scenes(
     test: int = 200,
     seed: int = 0,
     size: int = 96,
+    workers: int = 1,
     overwrite: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Corpus:
     """Draw and describe scenes, and save them as a corpus at `out`, which appears when it is complete.
 
-    The same seed gives the same texts and pixels. No scene (background, layout and groups) occurs twice, so
-    held-out scenes are new ones. With `overwrite` a corpus at `out` is replaced once the new one is complete.
-    `progress`, if given, is called with (scenes done, scenes in all).
+    The same seed gives the same texts and pixels, however many processes draw (`workers`). No scene (background, layout
+    and groups) occurs twice, so held-out scenes are new ones. With `overwrite` a corpus at `out` is replaced once the
+    new one is complete. `progress`, if given, is called with (scenes done, scenes in all).
     """
     sizes = {"test": test, "dev": dev, "train": train}
-    _check(sizes, seed, size)
+    _check(sizes, seed, size, workers)
     folder = Path(out).resolve()
     with folder_lock(folder.parent, f"drawing {folder.name}", f".{folder.name}.lock"):
         _clear(folder)
@@ -66,7 +72,7 @@ def make_scenes(
         try:
             beside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".partial", dir=folder.parent))
             try:
-                _write(beside / "new", sizes, seed, size, progress)
+                _write(beside / "new", sizes, seed, size, workers, progress)
                 os.sync()  # thousands of small images: one sync for all of them, before the rename that commits them
                 _move(beside / "new", folder, beside / "old")
             finally:
@@ -78,7 +84,7 @@ def make_scenes(
     return Corpus.open(out)
 
 
-def _check(sizes: dict[str, int], seed: int, size: int) -> None:
+def _check(sizes: dict[str, int], seed: int, size: int, workers: int) -> None:
     for name, count in sizes.items():
         if count < 0:
             raise CorpusError(f"scenes: {name}={count}; a split has zero or more scenes")
@@ -88,6 +94,8 @@ def _check(sizes: dict[str, int], seed: int, size: int) -> None:
         raise CorpusError(f"scenes: seed={seed}; a seed is zero or more")
     if size < SMALLEST:
         raise CorpusError(f"scenes: size={size}; images need at least {SMALLEST} pixels a side")
+    if workers < 1:
+        raise CorpusError(f"scenes: workers={workers}; at least one process draws")
 
 
 def _check_folder(out: Path, overwrite: bool) -> None:
@@ -129,27 +137,55 @@ def _move(new: Path, folder: Path, old: Path) -> None:
 
 
 def _write(
-    folder: Path, sizes: dict[str, int], seed: int, size: int, progress: Callable[[int, int], None] | None
+    folder: Path,
+    sizes: dict[str, int],
+    seed: int,
+    size: int,
+    workers: int,
+    progress: Callable[[int, int], None] | None,
 ) -> None:
     (folder / "images").mkdir(parents=True)
     images: list[Image] = []
     texts: list[Text] = []
     seen: set[Scene] = set()
-    for key, split in enumerate(SPLITS):
-        for index, (scene, kin) in enumerate(scenes(seed, key, sizes[split], seen)):
-            rng = generator(seed, SCENES, key, index)
-            id_ = f"{split}-{index:05d}"
-            drawing = draw(scene, rng, size)
-            path = f"images/{id_}.png"
-            PILImage.fromarray(drawing.pixels).save(folder / path, format="PNG")
-            images.append(Image(id_, id_, path, _extra(scene, drawing, f"{split}-{kin}")))
-            texts += [Text(f"{id_}#{n}", id_, text, id_) for n, text in enumerate(captions(scene, rng))]
+    orders = [
+        _Order(folder, seed, key, index, size, scene, kin)
+        for key, split in enumerate(SPLITS)
+        for index, (scene, kin) in enumerate(scenes(seed, key, sizes[split], seen))
+    ]
+    with ProcessPoolExecutor(workers, get_context("spawn")) if workers > 1 else nullcontext() as pool:
+        for image, own in map(_draw, orders) if pool is None else pool.map(_draw, orders, chunksize=50):
+            images.append(image)
+            texts += own
             if progress is not None:
-                progress(len(images), sum(sizes.values()))
+                progress(len(images), len(orders))
     ids = [image.id for image in images]
     splits = {split: [id_ for id_ in ids if id_.startswith(f"{split}-")] for split in reversed(SPLITS) if sizes[split]}
     note = f"generated: seed {seed}, {size} x {size} pixels"
     Corpus("scenes", images, texts, splits, root=folder, notes=[note]).save(folder)
+
+
+@dataclass(frozen=True)
+class _Order:
+    """What a process needs to draw a scene."""
+
+    folder: Path
+    seed: int
+    split: int
+    index: int
+    size: int
+    scene: Scene
+    kin: int
+
+
+def _draw(order: _Order) -> tuple[Image, list[Text]]:
+    rng, split = generator(order.seed, SCENES, order.split, order.index), SPLITS[order.split]
+    id_ = f"{split}-{order.index:05d}"
+    drawing = draw(order.scene, rng, order.size)
+    path = f"images/{id_}.png"
+    PILImage.fromarray(drawing.pixels).save(order.folder / path, format="PNG")
+    image = Image(id_, id_, path, _extra(order.scene, drawing, f"{split}-{order.kin}"))
+    return image, [Text(f"{id_}#{n}", id_, text, id_) for n, text in enumerate(captions(order.scene, rng))]
 
 
 def scenes(seed: int, split: int, count: int, seen: set[Scene]) -> Iterator[tuple[Scene, int]]:
