@@ -17,7 +17,7 @@ import shutil
 import sqlite3
 import tarfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,9 @@ from quintet.data.tokenizers import load_tokenizer
 from quintet.data.vocabulary import WordVocabulary
 from quintet.data.word_vectors import read_word_vectors
 from quintet.data.wordpiece import WordPiece
+from quintet.evaluation.eccv import coco_relevance
 from quintet.evaluation.human_agreement import read_expert_annotations
+from quintet.evaluation.relevance import read_relevance
 from quintet.evaluation.result import _RANK_FIELDS, load_ranks
 from quintet.features.job import Skipped, _journal_line, _journal_row
 from quintet.locks import _content, folder_lock
@@ -333,8 +335,38 @@ def shard(image: bytes, mode: str) -> bytes:
     return buffer.getvalue()
 
 
+def _judgements(made: Material, folder: Path) -> list[Parser]:
+    """Relevant pairs: relevance.jsonl, qrels, the files of ECCV Caption."""
+    corpus = Corpus.open(made.corpus)
+    split = corpus.split("train")
+    image, text = split.images[0].id, split.texts[0].id
+    texts = [replace(each, extra={"caption_id": row}) for row, each in enumerate(split.texts)]
+    groups = {group: number for number, group in enumerate(split.groups)}
+    coco = replace(split, texts=texts)
+    files = folder / "eccv"
+    files.mkdir()
+    ids = {str(row): [groups[each.group]] for row, each in enumerate(texts)}
+    for name, content in {
+        "original_caption_to_image": ids,
+        "eccv_caption_to_image": ids,
+        "eccv_image_to_caption": {"0": [0, 1]},
+    }.items():
+        (files / f"{name}.json").write_text(json.dumps(content))
+    rows = [{"image": image, "text": text, "grade": 2}, {"image": image, "text": split.texts[1].id, "direction": "i2t"}]
+    return [
+        *(
+            at_file(folder / name, lambda name=name: read_relevance(folder / name, corpus, split), seed)  # type: ignore[misc]
+            for name, seed in (
+                ("relevance.jsonl", "\n".join(map(json.dumps, rows)).encode()),
+                ("qrels.txt", f"{image} 0 {text} 1\n{text} 0 {image} 2\n".encode()),
+            )
+        ),
+        *files_of(files, ["*.json"], lambda: coco_relevance("eccv", coco, files)),
+    ]
+
+
 def words(made: Material, folder: Path) -> list[Parser]:
-    """Word vectors (GloVe, word2vec), vocabularies, saved tokenizers, texts, judgements of experts."""
+    """Word vectors (GloVe, word2vec), vocabularies, saved tokenizers, texts, judgements of people."""
     known = ["dog", "cat", "a", "b c", "ü"]
     glove = b"dog 0.1 -2e3 3\ncat 1 2 3\nb c 1 2 3\n"
     vectors = np.arange(3, dtype="<f4").tobytes()
@@ -372,6 +404,7 @@ def words(made: Material, folder: Path) -> list[Parser]:
         at_file(folder / "saved.json", load_saved, json.dumps(vocabulary.state()).encode(), word_pieces),
         Parser(texts, ["A man's “T-shirt” doesn't fit... (40)".encode(), b"a `b' -- c,d mr. x.", "été 漢字".encode()]),
         at_file(judged, lambda: read_expert_annotations(judged), b"a.jpg\tb.jpg#0\t1\t2\t3\n"),
+        *_judgements(made, folder),
     ]
 
 

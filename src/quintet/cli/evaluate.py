@@ -62,6 +62,29 @@ def evaluate_command(
             help="Also R@1 on hard and infrequent queries, chosen by the run of --compare where it is given.",
         ),
     ] = False,
+    eccv: Annotated[
+        bool,
+        typer.Option("--eccv", help="Also ECCV Caption (mAP@R, R-Precision, R@1): COCO's test split of 5,000 images."),
+    ] = False,
+    cxc: Annotated[bool, typer.Option("--cxc", help="Also the recalls of CxC, on the same split.")] = False,
+    eccv_data: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            exists=True,
+            file_okay=False,
+            help="Folder with the JSON files of both; default: those of the package eccv_caption.",
+        ),
+    ] = None,
+    relevance: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            exists=True,
+            dir_okay=False,
+            help="Relevant pairs with grades, JSONL or qrels: also nDCG; default: relevance.jsonl of the corpus.",
+        ),
+    ] = None,
     expert_annotations: ExpertAnnotationsOption = None,
     bootstrap: BootstrapOption = 1000,
     seed: Annotated[int, typer.Option(metavar="SEED", help="Seed of the resampling.")] = 0,
@@ -92,6 +115,8 @@ def evaluate_command(
 
     `quintet evaluate runs/a --compare runs/b` also tests whether they differ; with `--hard-samples`, it evaluates both
     on queries that resemble all of their negatives, or none. `--compare runs/b,runs/c` compares with an ensemble.
+
+    `quintet evaluate runs/a --corpus coco --eccv --cxc` adds what people verified to match, beside COCO's own pairs.
 
     Recalls and mAP@R are in per cent. Ranks start from 1; a negative whose score ties with a positive is ranked first.
     """
@@ -126,6 +151,10 @@ def evaluate_command(
             ensemble=ensemble,
             compare=others or None,
             hard_samples=hard_samples,
+            eccv=eccv,
+            cxc=cxc,
+            eccv_data=eccv_data,
+            relevance=relevance,
             expert_annotations=expert_annotations,
             bootstrap=bootstrap,
             seed=seed,

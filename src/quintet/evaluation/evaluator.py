@@ -15,6 +15,7 @@ from rich.text import Text
 from quintet.codes import Codes
 from quintet.data.corpus import Corpus, Split, as_corpus, split_checksum
 from quintet.errors import QuintetError
+from quintet.evaluation.eccv import coco_relevance
 from quintet.evaluation.human_agreement import (
     Agreement,
     human_agreement,
@@ -23,16 +24,19 @@ from quintet.evaluation.human_agreement import (
     read_expert_annotations,
 )
 from quintet.evaluation.metrics import Metrics  # noqa: F401  # as Interval, in the annotations of the constructor
-from quintet.evaluation.ranks import BLOCK, Ranks
+from quintet.evaluation.ranks import BLOCK, Ranks, count_ranks_and_more
+from quintet.evaluation.relevance import FILE as RELEVANCE
+from quintet.evaluation.relevance import Relevance, judged_result, read_relevance, require_one_fold
 from quintet.evaluation.result import (
     Result,
     comparison_table,
+    judged_tables,
     printed,
     provenance,
     results_table,
     special_samples_table,
 )
-from quintet.evaluation.scoring import Member, member_scores, whole_tiles
+from quintet.evaluation.scoring import Member, blocks_of, member_scores
 from quintet.evaluation.significance import Difference, Interval, bootstrap_intervals, paired_test  # noqa: F401
 from quintet.evaluation.special_samples import negative_means, special_samples
 from quintet.evaluation.split_protocols import chance_of_parts, find_protocol, metrics_of_parts, rank_split
@@ -90,7 +94,7 @@ class Evaluation(Result):
 
     def tables(self) -> list[RenderableType]:
         """Rich tables: the results, then each comparison, hard samples and agreement with people."""
-        tables: list[RenderableType] = [results_table(self.results, self.title)]
+        tables: list[RenderableType] = [results_table(self.results, self.title), *judged_tables(self.results)]
         tables += [comparison_table(label, found) for label, found in self.comparisons.items()]
         if self.hard_samples is not None:
             tables.append(special_samples_table(self.hard_samples))
@@ -111,6 +115,10 @@ def evaluate(
     ensemble: bool = True,
     compare: Run | Path | str | Sequence[Run | Path | str] | None = None,
     hard_samples: bool = False,
+    eccv: bool = False,
+    cxc: bool = False,
+    eccv_data: Path | str | None = None,
+    relevance: Path | str | None = None,
     expert_annotations: Path | str | None = None,
     bootstrap: int = 1_000,
     seed: int = 0,
@@ -135,6 +143,10 @@ def evaluate(
       of any other size than 5,000 images.
     - `compare`: another run, or several as an ensemble. The paired test of both is in `comparisons`.
     - `hard_samples`: also R@1 on hard and on infrequent queries, chosen by the last run, which is that of `compare`.
+    - `eccv`, `cxc`: also mAP@R, R-Precision and R@1 of ECCV Caption, and the recalls of CxC, on COCO's test split.
+      Their files come with the package eccv_caption, or are in the folder `eccv_data`. See `judged`.
+    - `relevance`: a JSONL file of relevant pairs, or qrels, with nDCG and mAP@R; by default `relevance.jsonl` of the
+      corpus, where there is one.
     - `expert_annotations`: Flickr8k's ExpertAnnotations.txt; also measures the agreement with people.
     - `bootstrap`: resamples behind the 95 % intervals (0: none), drawn with `seed`.
     - `batch_size` (images or texts encoded at once) and `block` (scored at once) bound the memory.
@@ -155,6 +167,15 @@ def evaluate(
     name = default_split(folders, whole.splits) if split is None else split
     chosen = whole.split(name) if isinstance(name, str) else name
     chosen_protocol.check(chosen, whole)  # before anything is encoded
+    kinds = [name for name, wanted in (("eccv", eccv), ("cxc", cxc)) if wanted]
+    if eccv_data is not None and not kinds:
+        raise QuintetError("a folder of ECCV Caption has no effect without `eccv` or `cxc`")
+    sets = [coco_relevance(kind, chosen, eccv_data) for kind in kinds]
+    if relevance is not None:
+        sets.append(read_relevance(relevance, whole, chosen))
+    require_one_fold(sets, chosen_protocol.folds)
+    if relevance is None and chosen_protocol.folds == 1 and (whole.root / RELEVANCE).is_file():
+        sets.append(read_relevance(whole.root / RELEVANCE, whole, chosen))
     size = len(chosen.images) + len(chosen.texts)
     members: list[Member] = []
     with reported(progress, f"encoding {chosen.name}", size * len(opened)) as report:
@@ -167,7 +188,9 @@ def evaluate(
     mine = members[: len(given)]
     teams = [mine] if ensemble else [[member] for member in mine]
     teams += [members[len(given) :]] if others else []
-    measured = [evaluate_members(team, chosen, chosen_protocol.name, block, bootstrap, seed, target) for team in teams]
+    measured = [
+        evaluate_members(team, chosen, chosen_protocol.name, block, bootstrap, seed, target, sets) for team in teams
+    ]
     results = named_results(measured)
     named = dict(zip(results, teams, strict=True))
     first, *_ = results.values()
@@ -245,11 +268,13 @@ def evaluate_members(
     bootstrap: int = 1_000,
     seed: int = 0,
     device: torch.device | str | None = None,
+    relevance: Sequence[Relevance] = (),
 ) -> Result:
     """Measure one matcher, or several as an ensemble (the mean of their scores), on a split.
 
     `block` bounds the memory (images and texts a block, rounded up to whole tiles) and changes nothing else.
-    `bootstrap` is the number of resamples behind the 95 % intervals; 0 leaves them out.
+    `bootstrap` is the number of resamples behind the 95 % intervals; 0 leaves them out. `relevance` has further sets
+    of relevant pairs, which are measured in the same pass.
     """
     chosen = find_protocol(protocol)
     for member in members:
@@ -258,7 +283,19 @@ def evaluate_members(
     with ExitStack() as modes:
         for member in members:
             modes.enter_context(evaluation_mode(member.matcher))
-        ranks = rank_split(chosen, split, score_block, whole_tiles(block))
+        sizes = blocks_of(members, block, device)
+        if relevance:
+            require_one_fold(relevance, chosen.folds)
+            sides = [side for each in relevance for side in each.sides]
+            groups = split.image_groups, split.text_groups
+            whole, counted = count_ranks_and_more(score_block, *groups, sides, sizes)
+            ranks = [whole]
+        else:
+            ranks, counted = rank_split(chosen, split, score_block, sizes), []
+    judged = {
+        each.name: judged_result(each, counted[2 * number : 2 * number + 2], bootstrap, seed)
+        for number, each in enumerate(relevance)
+    }
     used = device if device is not None else members[0].image_codes.device
     return Result(
         protocol=chosen.name,
@@ -269,8 +306,9 @@ def evaluate_members(
         intervals=bootstrap_intervals(ranks, bootstrap, seed) if bootstrap else {},
         chance=chance_of_parts(ranks),
         counts=_counts(split, ranks),
-        settings={"block": list(whole_tiles(block)), "bootstrap": bootstrap, "seed": seed, "device": str(used)},
+        settings={"block": list(sizes), "bootstrap": bootstrap, "seed": seed, "device": str(used)},
         ranks=tuple(ranks),
+        judged=judged,
     )
 
 

@@ -7,7 +7,9 @@ not lower each other's rank.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -19,9 +21,9 @@ from torch import Tensor
 from quintet.errors import QuintetError
 
 ScoreBlock = Callable[[slice, slice], Tensor]  # (images, texts) -> (a, b) scores of these rows against these columns
-Steps = list[tuple[Tensor | None, Tensor]]  # (lines of the block or None for all, their positives)
+Counted = list[tuple[int, np.ndarray, Any]]  # (0: images or 1: texts are the queries, pairs, their counts)
 BLOCK = (1024, 1024)
-KEEP = 2**26  # scores of blocks with positives that are kept for the counting pass: 256 MiB instead of scoring twice
+KEEP = 2**27  # scores of blocks with relevant pairs that are kept for the counting pass: 512 MiB, all of COCO's 5K
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,25 @@ class Queries:
     def best(self) -> np.ndarray:
         """(q,) 0-based rank of the best positive."""
         return np.minimum.reduceat(self.pair_ranks, self.starts)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The relevant candidates of some queries, which need not be those of their group. Ordered by query, candidate."""
+
+    i2t: bool  # images are the queries; else texts
+    query: np.ndarray  # (P,) rows
+    candidate: np.ndarray  # (P,) rows
+    grade: np.ndarray  # (P,) float64 above 0: how relevant
+
+
+@dataclass(frozen=True)
+class JudgedRanks:
+    """What was counted of one `Judged`: the same pairs, in the same order."""
+
+    queries: Queries
+    scores: np.ndarray  # (P,) float32
+    grade: np.ndarray  # (P,)
 
 
 @dataclass(frozen=True)
@@ -104,45 +125,100 @@ def count_ranks(
     Blocks that hold positive pairs are scored first, to learn the positives' scores; then every block is counted for
     both directions. The first ones are kept for that up to `KEEP` scores and scored again beyond. Blocks have the same
     edges both times, so a positive is compared with exactly the number it was given; the function must be
-    deterministic. Memory is that of one block, the blocks kept and the positive pairs, however large the matrix.
+    deterministic. Memory is that of a few blocks, the blocks kept and the positive pairs, however large the matrix.
     A query whose group has no item of the other modality is left out and counted (`Queries.excluded`); it is still a
     candidate, and a negative of every query.
+    """
+    return count_ranks_and_more(score_block, image_groups, text_groups, (), block)[0]
+
+
+def count_ranks_and_more(
+    score_block: ScoreBlock,
+    image_groups: Any,
+    text_groups: Any,
+    judged: Sequence[Judged],
+    block: int | tuple[int, int] = BLOCK,
+) -> tuple[Ranks, list[JudgedRanks]]:
+    """`count_ranks`, and from the same pass the ranks of other sets of relevant pairs: every block is scored as often
+    as without them, as long as `KEEP` scores hold the blocks with relevant pairs.
     """
     image_groups, text_groups = group_codes(image_groups, text_groups)
     sizes = (block, block) if isinstance(block, int) else block
     if min(sizes) < 1:
         raise QuintetError(f"blocks must hold at least one image and one text, got {sizes}")
-    pair_image, pair_text = positive_pairs(image_groups, text_groups)
-    grid = _Grid(score_block, len(image_groups), len(text_groups), sizes, pair_image, pair_text)
-    pair_i2t, pair_t2i = grid.count(grid.collect())
-    return Ranks(image_groups, text_groups, pair_image, pair_text, pair_i2t, pair_t2i)
+    image, text = positive_pairs(image_groups, text_groups)
+    order = by_text(image, text)
+    shape = len(image_groups), len(text_groups)
+    keys = [image * shape[1] + text, *(each.query * shape[1] + each.candidate for each in judged if each.i2t)]
+    text_keys = [text[order] * shape[0] + image[order]]
+    text_keys += [each.query * shape[0] + each.candidate for each in judged if not each.i2t]
+    sides = np.unique(np.concatenate(keys)), np.unique(np.concatenate(text_keys))
+    scores, counts = _Grid(score_block, shape, sizes, sides).count()
+    own = [np.searchsorted(sides[0], keys[0]), np.searchsorted(sides[1], text_keys[0])]
+    pair_i2t = counts[0][own[0]] - _as_high(image, scores[0][own[0]])
+    pair_t2i = np.empty_like(pair_i2t)
+    pair_t2i[order] = counts[1][own[1]] - _as_high(text[order], scores[1][own[1]])
+    ranks = Ranks(image_groups, text_groups, image, text, pair_i2t, pair_t2i)
+    more = []
+    for each in judged:
+        side = 0 if each.i2t else 1
+        at = np.searchsorted(sides[side], each.query * shape[1 - side] + each.candidate)
+        found = scores[side][at]
+        above = counts[side][at] - _as_high(each.query, found)
+        queries = _queries(each.query, above, text_groups if side else image_groups, shape[1 - side])
+        more.append(JudgedRanks(queries, found, each.grade))
+    return ranks, more
+
+
+def _as_high(query: np.ndarray, scores: np.ndarray) -> np.ndarray:
+    """(P,) for each pair how many pairs of the same query, itself included, score at least as much."""
+    if not len(query):
+        return np.empty(0, np.int64)
+    order = np.lexsort((-scores, query))
+    ordered_query, ordered = query[order], scores[order]
+    within = np.arange(len(order)) - np.searchsorted(ordered_query, ordered_query)
+    other = (ordered_query[1:] != ordered_query[:-1]) | (ordered[1:] != ordered[:-1])
+    last = np.append(other, True)  # of those that are tied
+    tied = np.flatnonzero(last)[np.cumsum(last) - last]
+    found = np.empty(len(order), np.int64)
+    found[order] = within[tied] + 1
+    return found
 
 
 class _Grid:
-    """The blocks of one score matrix and which positive pairs lie in which."""
+    """The blocks of one score matrix, and the relevant pairs whose ranks are wanted.
+
+    `sides` has the pairs of images as queries (image row times the number of texts, plus text row) and those of texts
+    (text row times the number of images, plus image row), ascending.
+    """
 
     def __init__(
         self,
         score_block: ScoreBlock,
-        images: int,
-        texts: int,
+        shape: tuple[int, int],
         sizes: tuple[int, int],
-        pair_image: np.ndarray,
-        pair_text: np.ndarray,
+        sides: tuple[np.ndarray, np.ndarray],
     ) -> None:
         self.score_block = score_block
-        self.rows, self.columns = _cuts(images, sizes[0]), _cuts(texts, sizes[1])
-        self.pair_image, self.pair_text = pair_image, pair_text
-        block_of = pair_image // sizes[0] * len(self.columns) + pair_text // sizes[1]
+        self.rows, self.columns = (_cuts(length, size) for length, size in zip(shape, sizes, strict=True))
+        of_texts, image_of_text = np.divmod(sides[1], shape[0])
+        pairs = np.unique(np.concatenate([sides[0], image_of_text * shape[1] + of_texts]))
+        self.image, self.text = np.divmod(pairs, shape[1])
+        self.numbers = [np.searchsorted(pairs, sides[0]), np.searchsorted(pairs, image_of_text * shape[1] + of_texts)]
+        self.plans = [
+            [_Plan(sides[0] // shape[1], cut) for cut in self.rows],
+            [_Plan(of_texts, cut) for cut in self.columns],
+        ]
+        block_of = self.image // sizes[0] * len(self.columns) + self.text // sizes[1]
         order = np.argsort(block_of, kind="stable")
         blocks, starts = np.unique(block_of[order], return_index=True)
         self.kept: dict[tuple[int, int], Tensor] = {}
         self.pairs_of_block = dict(zip(blocks.tolist(), np.split(order, starts[1:]), strict=True))
 
-    def blocks(self) -> Iterator[tuple[int, int, slice, slice, np.ndarray | None]]:
+    def blocks(self) -> Iterator[tuple[int, int, slice, slice]]:
         for i, images in enumerate(self.rows):
             for j, texts in enumerate(self.columns):
-                yield i, j, images, texts, self.pairs_of_block.get(i * len(self.columns) + j)
+                yield i, j, images, texts
 
     def score(self, images: slice, texts: slice) -> Tensor:
         scores = self.score_block(images, texts).detach().float()  # (a, b)
@@ -161,70 +237,116 @@ class _Grid:
         return scores
 
     def collect(self) -> Tensor:
-        """(P,) the scores of the positive pairs."""
+        """(P,) the scores of the relevant pairs."""
         found: Tensor | None = None
         room = KEEP
-        for i, j, images, texts, pairs in self.blocks():
+        for i, j, images, texts in self.blocks():
+            pairs = self.pairs_of_block.get(i * len(self.columns) + j)
             if pairs is not None:
                 scores = self.score(images, texts)
                 if scores.numel() <= room:
                     room -= scores.numel()
                     self.kept[i, j] = scores
                 if found is None:
-                    found = scores.new_empty(len(self.pair_image))
-                row, column = self._inside(pairs, images, texts, scores.device)
-                found[torch.from_numpy(pairs).to(scores.device)] = scores[row, column]
+                    found = scores.new_empty(len(self.image))
+                row, column = self.image[pairs] - images.start, self.text[pairs] - texts.start
+                at = (torch.from_numpy(part).to(scores.device) for part in (row, column, pairs))
+                row, column, pairs = at
+                found[pairs] = scores[row, column]
         assert found is not None  # `positive_pairs` refuses to find none
         return found
 
-    def count(self, positive: Tensor) -> tuple[np.ndarray, np.ndarray]:
-        """The ranks of every positive pair in both directions, from one pass over the blocks."""
-        above_i2t = torch.zeros(len(positive), dtype=torch.int64, device=positive.device)
-        above_t2i = above_i2t.clone()
-        text_order = by_text(self.pair_image, self.pair_text)
-        of_rows = _steps(self.pair_image, np.arange(len(self.pair_image)), self.rows, positive.device)
-        of_columns = _steps(self.pair_text[text_order], text_order, self.columns, positive.device)
-        for i, j, images, texts, pairs in self.blocks():
-            kept = self.kept.pop((i, j), None)
-            scores = self.score(images, texts) if kept is None else kept
-            if pairs is not None:
-                scores = scores.clone()  # it may be a view of the caller's matrix
-                # Positives become NaN, which is never >= anything: only negatives are counted.
-                scores[self._inside(pairs, images, texts, scores.device)] = torch.nan
-            for rows, of_pair in of_rows[i]:
-                lines = scores if rows is None else scores[rows]
-                above_i2t[of_pair] += (lines >= positive[of_pair][:, None]).sum(1, dtype=torch.int32)  # (a,)
-            for columns, of_pair in of_columns[j]:
-                lines = scores if columns is None else scores[:, columns]
-                above_t2i[of_pair] += (lines >= positive[of_pair]).sum(0, dtype=torch.int32)  # (b,)
-        return above_i2t.cpu().numpy(), above_t2i.cpu().numpy()
+    def count(self) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """For images and for texts as queries: the scores of their pairs, and how many candidates, of any kind, score
+        at least as much. One pass over the blocks; on a CPU threads count while the next block is scored.
+        """
+        pair_scores = self.collect()
+        cpu = pair_scores.device.type == "cpu"
+        floors = [_on(pair_scores.device, numbers, pair_scores) for numbers in self.numbers]
+        counts = [np.zeros(len(numbers), np.int64) for numbers in self.numbers]
 
-    def _inside(self, pairs: np.ndarray, images: slice, texts: slice, device: torch.device) -> tuple[Tensor, Tensor]:
-        row = torch.from_numpy(self.pair_image[pairs] - images.start)
-        column = torch.from_numpy(self.pair_text[pairs] - texts.start)
-        return row.to(device), column.to(device)
+        def add(found: Counted) -> None:
+            for side, pairs, more in found:
+                counts[side][pairs] += more if isinstance(more, np.ndarray) else more.cpu().numpy()
+
+        threads = torch.get_num_threads() if cpu else 1
+        with ThreadPoolExecutor(threads) as pool:
+            waiting: deque[Future[Counted]] = deque()
+            for i, j, images, texts in self.blocks():
+                kept = self.kept.pop((i, j), None)
+                scores = self.score(images, texts) if kept is None else kept
+                plans = self.plans[0][i], self.plans[1][j]
+                if not cpu:
+                    add(_count_block(scores, floors, plans))
+                    continue
+                waiting.append(pool.submit(_count_block, scores.numpy(), floors, plans))
+                while len(waiting) > threads:
+                    add(waiting.popleft().result())
+            for future in waiting:
+                add(future.result())
+        return [_array(scores) for scores in floors], counts
 
 
-def _steps(query: np.ndarray, pair: np.ndarray, cuts: Sequence[slice], device: torch.device) -> list[Steps]:
-    """For each block of queries: its first positives, then its second ones, and so on, as long as some query has one.
+def _on(device: torch.device, numbers: np.ndarray, values: Tensor) -> Any:
+    chosen = values[torch.from_numpy(numbers).to(device)]
+    return chosen.numpy() if device.type == "cpu" else chosen
 
-    `query` is ascending; `pair` says which positive pair each entry is. The cost of counting is thereby that of the
-    positives there are, not of the longest list times the number of queries.
+
+def _array(values: Any) -> np.ndarray:
+    return values if isinstance(values, np.ndarray) else values.cpu().numpy()
+
+
+class _Plan:
+    """Which scores the lines of a block are compared with: first those that every line has, the k-th of each line at a
+    time, then the further ones of lines with more, ordered so that the lines that have a k-th are the first ones.
+
+    The cost of counting is thereby that of the pairs there are, not of the longest list times the number of queries.
     """
-    steps: list[Steps] = []
-    for cut in cuts:
-        low, high = np.searchsorted(query, [cut.start, cut.stop])
-        rows, positives = np.unique(query[low:high], return_counts=True)
-        starts = low + np.cumsum(positives) - positives
-        block: Steps = []
-        for k in range(positives.max(initial=0)):
-            more = positives > k
-            lines = rows[more] - cut.start
-            everything = len(lines) == cut.stop - cut.start
-            of_pair = torch.from_numpy(pair[starts[more] + k]).to(device)
-            block.append((None if everything else torch.from_numpy(lines).to(device), of_pair))
-        steps.append(block)
-    return steps
+
+    def __init__(self, query: np.ndarray, cut: slice) -> None:
+        low, high = np.searchsorted(query, [cut.start, cut.stop])  # `query` is ascending
+        lines, starts, sizes = np.unique(query[low:high] - cut.start, return_index=True, return_counts=True)
+        starts = starts + low
+        every = int(sizes.min()) if len(lines) and len(lines) == cut.stop - cut.start else 0
+        self.whole = [starts + k for k in range(every)]  # pairs, one a line
+        more = np.flatnonzero(sizes > every)
+        more = more[np.argsort(-sizes[more], kind="stable")]
+        self.rest = lines[more]
+        longer = (np.count_nonzero(sizes[more] > k) for k in range(every, int(sizes.max(initial=0))))
+        self.partial = [starts[more[:count]] + every + k for k, count in enumerate(longer)]
+
+
+def _count_block(scores: Any, floors: list[Any], plans: tuple[_Plan, _Plan]) -> Counted:
+    """(side, pairs, how many candidates of the block score at least as much as each): numpy arrays, or tensors."""
+    found: Counted = []
+    for side, plan in enumerate(plans):
+        for pairs in plan.whole:
+            found.append((side, pairs, _at_least(scores, floors[side][pairs], side == 1)))
+        if len(plan.rest):
+            lines = scores[:, plan.rest].T if side else scores[plan.rest]  # (n, b): these queries alone
+            lines = np.ascontiguousarray(lines) if isinstance(lines, np.ndarray) else lines
+            for pairs in plan.partial:
+                found.append((side, pairs, _at_least(lines[: len(pairs)], floors[side][pairs], False)))
+    return found
+
+
+def _at_least(scores: Any, floors: Any, columns: bool) -> Any:
+    """For each row (or each column) of (n, b), how many scores reach its floor."""
+    if isinstance(scores, Tensor):
+        return (scores >= (floors if columns else floors[:, None])).sum(0 if columns else 1, dtype=torch.int32)
+    height, width = scores.shape
+    reached = np.empty((height, -(-width // 8) * 8), bool)
+    reached[:, width:] = False
+    np.greater_equal(scores, floors if columns else floors[:, None], out=reached[:, :width])
+    # Eight counts are added at once, one a byte of an integer: at most 255 times, until a byte is full.
+    words = reached.view(np.uint64)
+    counts: np.ndarray = np.zeros(reached.shape[1] if columns else height, np.int64)
+    for start in range(0, height if columns else words.shape[1], 255):
+        if columns:
+            counts += words[start : start + 255].sum(0).view(np.uint8)
+        else:
+            counts += words[:, start : start + 255].sum(1).view(np.uint8).reshape(height, 8).sum(1, dtype=np.int64)
+    return counts[:width] if columns else counts
 
 
 def _cuts(length: int, size: int) -> list[slice]:

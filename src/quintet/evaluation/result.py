@@ -8,7 +8,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
 from io import StringIO
@@ -26,6 +26,7 @@ import quintet
 from quintet.errors import QuintetError
 from quintet.evaluation.metrics import Metrics
 from quintet.evaluation.ranks import Ranks
+from quintet.evaluation.relevance import JudgedResult
 from quintet.evaluation.significance import Difference, Interval
 from quintet.files import MARK, json_text, output_text, write_output
 
@@ -47,6 +48,7 @@ class Result:
     counts: dict[str, Any]
     settings: dict[str, Any]  # block, bootstrap, seed, device
     ranks: tuple[Ranks, ...]  # one a fold
+    judged: dict[str, JudgedResult] = field(default_factory=dict, kw_only=True)  # "eccv", "cxc", "relevance"
 
     @property
     def kind(self) -> str:
@@ -67,6 +69,7 @@ class Result:
 
     def to_json(self) -> dict[str, Any]:
         """Everything but the ranks, as JSON values."""
+        more = {"judged": {name: found.to_json() for name, found in self.judged.items()}} if self.judged else {}
         return {
             "format": FORMAT,
             "version": VERSION,
@@ -80,6 +83,7 @@ class Result:
             "chance": self.chance,
             "counts": self.counts,
             "settings": self.settings,
+            **more,
         }
 
     def save_ranks(self, path: Path | str) -> None:
@@ -160,6 +164,7 @@ def write_result(path: Path | str, result: Result, **more: Any) -> None:
 
 DIRECTION_WORDS = {"i2t": "image to text", "t2i": "text to image"}
 HEADINGS = {"r1": "R@1", "r5": "R@5", "r10": "R@10", "medr": "medr", "meanr": "meanr", "map_at_r": "mAP@R"}
+JUDGED_HEADINGS = HEADINGS | {"rprecision": "R-Precision", "ndcg10": "nDCG@10", "ndcg": "nDCG"}
 WITH_INTERVAL = ("r1", "r5", "r10")
 LABEL_WIDTH = 15  # with it the table fits 80 columns
 
@@ -194,6 +199,34 @@ def results_table(results: Mapping[str, Result], title: str | None = None) -> Ta
     return table
 
 
+def judged_tables(results: Mapping[str, Result]) -> list[Table]:
+    """A table for each further set of relevant pairs: both directions of every result, intervals below."""
+    tables = []
+    for name in dict.fromkeys(name for result in results.values() for name in result.judged):
+        found = {label: result.judged[name] for label, result in results.items()}
+        first = next(iter(found.values()))
+        measures = dict.fromkeys(metric.split("_", 1)[1] for metric in first.metrics)
+        counts = (f"{first.counts[f'{d}_queries']:,} queries {words}" for d, words in DIRECTION_WORDS.items())
+        table = Table(
+            title=escape(first.title), box=None, header_style="bold", padding=(0, 1, 0, 0), title_justify="left"
+        )
+        table.add_column("", min_width=LABEL_WIDTH, max_width=LABEL_WIDTH, overflow="fold")
+        for measure in measures:
+            table.add_column(JUDGED_HEADINGS[measure], justify="right", no_wrap=True)
+        for label, each in found.items():
+            table.add_row(f"[bold]{escape(label)}[/]")
+            for direction, words in DIRECTION_WORDS.items():
+                if f"{direction}_{next(iter(measures))}" in each.metrics:
+                    names = [f"{direction}_{measure}" for measure in measures]
+                    table.add_row(
+                        f"  {words}", *(_with_interval(each.metrics[n], each.intervals.get(n), n) for n in names)
+                    )
+        table.caption = "\n".join([", ".join(counts), *first.notes])
+        table.caption_justify = "left"
+        tables.append(table)
+    return tables
+
+
 def comparison_table(label: str, differences: Mapping[str, Difference]) -> Table:
     """How much two results differ on the same queries, and the p-value of that."""
     table = Table(title=escape(label), box=None, header_style="bold", padding=(0, 1, 0, 0), title_justify="left")
@@ -213,10 +246,14 @@ def comparison_table(label: str, differences: Mapping[str, Difference]) -> Table
 
 
 def _cell(result: Result, name: str, with_interval: bool) -> str:
-    number = _number(result.metrics[name], name)
-    if not with_interval or name not in result.intervals:
+    return _with_interval(result.metrics[name], result.intervals.get(name) if with_interval else None, name)
+
+
+def _with_interval(value: float, interval: Interval | None, name: str) -> str:
+    number = _number(value, name)
+    if interval is None:
         return number
-    low, high = result.intervals[name]
+    low, high = interval
     return f"{number}\n[dim]{_short(low)}-{_short(high)}[/]"
 
 

@@ -22,6 +22,7 @@ from quintet.runs.run import Run
 # more at once.
 TILE = (64, 256)
 GPU_TILE = (256, 1024)
+EMBEDDING_TILE = (1024, 1024)  # on a CPU, for matchers without fragments, or what holds a smaller split
 
 
 @dataclass(frozen=True)
@@ -61,19 +62,46 @@ def member_scores(members: Sequence[Member], device: torch.device | str | None =
     if len(sizes) > 1:
         raise QuintetError(f"the members of an ensemble must have coded the same images and texts, got {sorted(sizes)}")
     target = torch.device(device) if device is not None else members[0].image_codes.device
-    tile = GPU_TILE if target.type == "cuda" else TILE
+    tiles = [tile_of(member.image_codes, member.text_codes, target) for member in members]
 
     def score_block(images: slice, texts: slice) -> Tensor:
         total: Tensor | None = None
         with torch.no_grad(), full_precision(target):
-            for member in members:
+            for member, tile in zip(members, tiles, strict=True):
                 codes = member.image_codes[images].to(target), member.text_codes[texts].to(target)
                 scores = score_in_tiles(member.matcher, *codes, tile)
-                total = scores if total is None else total.add_(scores)
+                total = scores if total is None else total + scores
         assert total is not None
-        return total.div_(len(members)) if len(members) > 1 else total
+        return total / len(members) if len(members) > 1 else total
 
     return score_block
+
+
+def tile_of(images: Codes, texts: Codes, device: torch.device) -> tuple[int, int]:
+    """The shape of the tiles that a matcher of these codes is asked for: a property of the split, not of the block."""
+    if device.type == "cuda":
+        return GPU_TILE
+    if images.fragments is not None or texts.fragments is not None:
+        return TILE
+    return embedding_tile(images, texts, EMBEDDING_TILE)
+
+
+def embedding_tile(images: Codes, texts: Codes, largest: tuple[int, int]) -> tuple[int, int]:
+    """The largest tile, or what holds a smaller split in multiples of 64."""
+    rows, columns = (64 * -(-len(codes) // 64) for codes in (images, texts))
+    return min(largest[0], rows), min(largest[1], columns)
+
+
+def blocks_of(
+    members: Sequence[Member], block: int | tuple[int, int], device: torch.device | str | None = None
+) -> tuple[int, int]:
+    """The block size rounded up to whole tiles, and to a tile of every member."""
+    target = torch.device(device) if device is not None else members[0].image_codes.device
+    sizes = whole_tiles(block)
+    if target.type == "cuda":
+        return sizes
+    tiles = [tile_of(member.image_codes, member.text_codes, target) for member in members]
+    return max([sizes[0], *(tile[0] for tile in tiles)]), max([sizes[1], *(tile[1] for tile in tiles)])
 
 
 def whole_tiles(block: int | tuple[int, int]) -> tuple[int, int]:
@@ -90,16 +118,23 @@ def whole_tiles(block: int | tuple[int, int]) -> tuple[int, int]:
 
 def score_in_tiles(matcher: Matcher, image_codes: Codes, text_codes: Codes, tile: tuple[int, int] = TILE) -> Tensor:
     """(n_images, n_texts) float32, asked of the matcher in tiles of one shape."""
+    if (len(image_codes), len(text_codes)) == tile:  # as the whole blocks of embeddings
+        return _scored(matcher, image_codes, text_codes, tile).float()
     scores = torch.empty(len(image_codes), len(text_codes), device=image_codes.device)
     text_tiles = list(_tiles(text_codes, tile[1]))
     for images, image_tile in _tiles(image_codes, tile[0]):
         for texts, text_tile in text_tiles:
-            part = matcher.score(image_tile, text_tile)
-            if part.shape != tile:
-                asked = f"{tile[0]} images and {tile[1]} texts"
-                raise QuintetError(f"{type(matcher).__name__}.score returned shape {tuple(part.shape)} for {asked}")
+            part = _scored(matcher, image_tile, text_tile, tile)
             scores[images, texts] = part[: images.stop - images.start, : texts.stop - texts.start].float()
     return scores
+
+
+def _scored(matcher: Matcher, images: Codes, texts: Codes, tile: tuple[int, int]) -> Tensor:
+    part = matcher.score(images, texts)
+    if part.shape != tile:
+        asked = f"{tile[0]} images and {tile[1]} texts"
+        raise QuintetError(f"{type(matcher).__name__}.score returned shape {tuple(part.shape)} for {asked}")
+    return part
 
 
 def _tiles(codes: Codes, size: int) -> Iterator[tuple[slice, Codes]]:

@@ -9,7 +9,7 @@ gallery or another training seed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -58,6 +58,22 @@ def bootstrap_intervals(
     folds = [_resampled(ranks, resamples, rng, unit) for ranks in _as_list(parts)]
     drawn = {name: np.mean([fold[name] for fold in folds], axis=0) for name in folds[0]}  # each (resamples,)
     return _intervals(drawn, level)
+
+
+def grouped_intervals(
+    values: Mapping[str, np.ndarray],
+    groups: np.ndarray,
+    resamples: int = 1_000,
+    seed: int = 0,
+    level: float = 0.95,
+) -> dict[str, Interval]:
+    """Percentile intervals of the means of values per query, (q,) each, when their groups, (q,), are drawn anew."""
+    _check_resamples(resamples)
+    _, unit = np.unique(groups, return_inverse=True)
+    sums = np.stack([np.bincount(unit, weights=column) for column in values.values()], axis=1)
+    counts = np.repeat(np.bincount(unit)[:, None].astype(np.float64), len(values), axis=1)
+    drawn = _ratios(_Table(list(values), sums, counts), resamples, np.random.default_rng(seed))
+    return _intervals(dict(zip(values, drawn.T, strict=True)), level)
 
 
 def paired_test(

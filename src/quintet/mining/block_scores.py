@@ -16,7 +16,7 @@ from torch import Tensor
 
 from quintet.codes import Codes
 from quintet.errors import QuintetError
-from quintet.evaluation.scoring import score_in_tiles
+from quintet.evaluation.scoring import embedding_tile, score_in_tiles
 from quintet.protocols import Matcher
 from quintet.runs.devices import full_precision
 
@@ -51,8 +51,7 @@ class TileScores:
         self.image_codes, self.text_codes = image_codes.detach(), text_codes.detach()
         self.tile = tile or TILES.get(device.type, TILES["cuda"])
         if tile is None and device.type == "cpu" and image_codes.fragments is None and text_codes.fragments is None:
-            images, texts = (64 * -(-size // 64) for size in self.sizes)
-            self.tile = min(EMBEDDING_TILE[0], images), min(EMBEDDING_TILE[1], texts)
+            self.tile = embedding_tile(image_codes, text_codes, EMBEDDING_TILE)
 
     @property
     def sizes(self) -> tuple[int, int]:

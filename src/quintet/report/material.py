@@ -18,7 +18,7 @@ from quintet.evaluation.human_agreement import (
     read_expert_annotations,
 )
 from quintet.evaluation.result import Result
-from quintet.evaluation.scoring import member_scores, whole_tiles
+from quintet.evaluation.scoring import blocks_of, member_scores
 from quintet.evaluation.special_samples import negative_means, special_samples
 from quintet.report.analysis import Options, Subject
 from quintet.report.analysis.speed import pairs_per_second
@@ -96,6 +96,6 @@ class Material:
     def special(self) -> list[dict[str, Any]]:
         """R@1 of hard and infrequent queries, chosen by the first run."""
         scores = member_scores([self.first.member], self.first.device)
-        block = whole_tiles(self.settings.analysis.block)
+        block = blocks_of([self.first.member], self.settings.analysis.block, self.first.device)
         means = negative_means(scores, self.split.image_groups, self.split.text_groups, block)
         return special_samples({subject.label: subject.ranks for subject in self.subjects}, *means)

@@ -16,7 +16,7 @@ from torch import Tensor
 from quintet.data.corpus import Split
 from quintet.errors import QuintetError
 from quintet.evaluation.ranks import BLOCK, ScoreBlock, group_codes
-from quintet.evaluation.scoring import Member, member_scores, whole_tiles
+from quintet.evaluation.scoring import Member, blocks_of, member_scores
 from quintet.protocols import evaluation_mode
 from quintet.report.analysis import Finding, Options, Subject
 from quintet.report.figures import BLUE, GREY, VERMILION, drawing, legend_below, new_panels
@@ -118,7 +118,8 @@ def split_similarities(
         for member in members:
             modes.enter_context(evaluation_mode(member.matcher))
         scores = member_scores(members, device)
-        return count_similarities(scores, split.image_groups, split.text_groups, bins=bins, block=whole_tiles(block))
+        sizes = blocks_of(members, block, device)
+        return count_similarities(scores, split.image_groups, split.text_groups, bins=bins, block=sizes)
 
 
 def _blocks(
