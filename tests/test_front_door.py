@@ -36,7 +36,7 @@ COMMANDS: dict[str, tuple[Callable[..., Any], set[str], set[str]]] = {
     "mine": (quintet.mine, {"as_json"}, {"progress"}),
     "features": (quintet.extract_features, {"as_json"}, {"progress"}),
     "convert": (quintet.convert, {"as_json", "option"}, {"options"}),  # --option KEY=VALUE, one after the other
-    "data import": (quintet.import_corpus, {"folder", "option"}, {"options", "progress"}),
+    "data import": (quintet.import_corpus, {"option"}, {"options", "progress"}),
     "search": (
         quintet.Searcher.search,
         {*PRINTING - {"ranks"}, "explain", "texts", "text", "queries", "find", "paths", "copy_to"}

@@ -19,7 +19,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from tests.data.formats import test_cuhk, test_flickr, test_karpathy, test_precomp, test_webdataset
+from tests.data.formats import (
+    sources,
+    test_coco,
+    test_cuhk,
+    test_flickr,
+    test_img2dataset,
+    test_karpathy,
+    test_multi30k,
+    test_precomp,
+    test_webdataset,
+)
 from tests.docs.commands import PAGES, Line, commands
 from tests.docs.conftest import fenced_blocks
 from tests.runs.convert.test_translate import save_vsepp
@@ -61,6 +71,8 @@ NOT_RUN = {
     "matcher.tower_weights=FILE": "ImageNet weights and word vectors, to download",
     "matcher.tower_weights=resnet50.pth": "ImageNet weights and word vectors, to download",
     "efficientnet-lite2": "a package of weights, to install",
+    "hf:jxie/flickr8k": "a data set of the hub, to download",
+    "hf:umaru97/flickr30k_train_val_test": "a data set of the hub, to download",
     "hf:facebook/dinov2-small": "a model of the hub, to download",
     "hf:openai/clip-vit-base-patch32": "a model of the hub, to download",
     "scan-clip": "a model of the hub, to download",
@@ -198,6 +210,21 @@ def datasets(home: Path) -> None:
             test_precomp.write_split(data / name, split, 1001 if split == "dev" else 4, first=2000 * first)
     pair = {"1.png": test_webdataset.png(), "1.txt": b"A red square."}
     test_webdataset.write_shard(data / "shards/0.tar", pair)
+    for name, year in (("coco", 2017), ("coco2014", 2014)):
+        sources.as_coco(home / f"made-{year}", year)
+        shutil.copytree(home / f"made-{year}", data / name, dirs_exist_ok=True)
+    test_coco.karpathy(data / "coco2014/dataset_coco.json")
+    test_multi30k.make_source(data / "multi30k")
+    for number in (1, 2, 3):
+        (data / "flickr30k-images" / f"{number}.jpg").write_bytes(sources.jpeg(number))
+    test_cuhk.make_source(data / "ICFG-PEDES", test_cuhk.ROWS, "ICFG-PEDES.json")
+    test_cuhk.make_source(data / "RSTPReid", test_cuhk.RSTP_ROWS, "data_captions.json")
+    sources.as_parquet(data / "f30k-parquet")
+    sources.as_parquet(home / "data/my-dataset")
+    for name in ("train-0", "test-0"):
+        columns = {"image": sources.images(range(2)), "title": ["a", "b"], "key": [f"{name}/{at}" for at in range(2)]}
+        sources.write_parquet(data / "shop" / f"{name}.parquet", columns)
+    test_img2dataset.make_source(data / "cc3m")
     (home / "shop").mkdir()
     shutil.copy(home / "photo.jpg", home / "shop/photo.jpg")
     (home / "shop/products.csv").write_text("image,title,description\nphoto.jpg,A photo,Of noise\n")
@@ -252,7 +279,13 @@ def provide(line: Line, home: Path, made: Callable[[], Path], lent: set[Path]) -
     words = list(line.words)
     outputs = {words[at + 1] for at, word in enumerate(words[:-1]) if word in ("-o", "--out")}
     if words[1:3] == ["data", "import"]:
-        outputs.add(words[5])
+        outputs.add(
+            [
+                word
+                for word, before in zip(words, ["", *words], strict=False)
+                if not word.startswith("-") and before != "--option"
+            ][-1]
+        )
     for output in lent & {home / name for name in outputs}:  # what was lent, the page makes now
         shutil.rmtree(output)
     for kind, name in NAMED.findall(" ".join(word for word in words if word not in outputs)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -46,19 +47,46 @@ def formats_command(as_json: JsonOption = False) -> None:
     Console().print(table)
 
 
+@data_app.command("sets", cls=Command)
+def sets_command(as_json: JsonOption = False) -> None:
+    """List well-known data sets of the hub, and the columns that `quintet data import hf:OWNER/NAME` reads of them."""
+    from quintet.data.formats.hub_datasets import HUB_DATASETS, NOT_ON_THE_HUB
+
+    if as_json:
+        print_json({name: asdict(known) for name, known in HUB_DATASETS.items()}, indent=2)
+        return
+    table = Table("name", "is", "read as", "known from", show_lines=True)
+    for name, known in HUB_DATASETS.items():
+        options = "\n".join(f"{key}={value}" for key, value in known.options.items())
+        source = "its card" if known.known == "card" else "descriptions"
+        table.add_row(name, escape(known.about), escape(known.refused or options), source)
+    console = Console()
+    console.print(table)
+    for names, why in NOT_ON_THE_HUB.items():
+        console.print(f"{names}: {why}", soft_wrap=True)
+    console.print(
+        "None of these was downloaded when the list was written; columns are looked for again.", soft_wrap=True
+    )
+
+
 @data_app.command("import", cls=Command)
 def import_command(
     format: Annotated[
         str,
         typer.Argument(
             metavar="FORMAT",
-            help="Format of the source; `quintet data formats` lists them.",
+            help="Format of the source; `quintet data formats` lists them. hf:OWNER/NAME is a data set of the hub.",
             autocompletion=complete_format,
         ),
     ],
-    source: Annotated[Path, typer.Argument(metavar="SOURCE", help="Folder or file in that format.")],
-    folder: Annotated[
-        Path | None, typer.Argument(metavar="CORPUS", help="Corpus folder to write; the same as --out.")
+    source: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="SOURCE... CORPUS",
+            help="Folder or file in that format, for some formats several of them or URLs; and the corpus folder to "
+            "write, unless --out names it.",
+            show_default=False,
+        ),
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", metavar="CORPUS", help="Corpus folder to write.")] = None,
     option: Annotated[
@@ -79,23 +107,31 @@ def import_command(
 
     `quintet data import folder ~/holiday corpora/holiday --option fractions=0.9,0.05,0.05`
 
+    `quintet data import parquet ~/flickr30k/train-*.parquet ~/flickr30k/test-*.parquet corpora/f30k`
+
+    `quintet data import hf:jxie/flickr8k corpora/f8k`
+
+    `quintet data import webdataset "s3://bucket/shards/{00000..00099}.tar" corpora/web`
+
     Images and feature arrays stay where they are and the corpus refers to them, unless `--copy` is given. Rows that
-    were skipped are listed with the reason, and the list is kept in the corpus.
+    were skipped are listed with the reason, and the list is kept in the corpus. Images in shards and Parquet files are
+    written into the corpus, byte for byte. Such an import that was stopped goes on when the command is given again.
     """
     from quintet.data.formats import import_corpus
 
-    if folder is not None and out is not None:
-        raise CorpusError(
-            f"two corpus folders are given: {folder} and --out {out}; options of a format are --option KEY=VALUE"
-        )
-    target = folder or out
+    given = list(source or [])
+    if format.startswith("hf:"):
+        format, given = "hf", [format.removeprefix("hf:"), *given]
+    target = out or (Path(given.pop()) if len(given) > 1 else None)
+    if not given:
+        raise CorpusError("name the source and the corpus folder: `quintet data import FORMAT SOURCE CORPUS`")
     if target is None:
         raise CorpusError("name the corpus folder to write: `quintet data import FORMAT SOURCE -o CORPUS`")
     options: dict[str, Any] = dict(_parse_pairs(option or []))
     console = Console()
     with work_bar(Console(stderr=True), format, "images") as progress:
-        given: dict[str, Any] = {"name": name, "copy": copy, "overwrite": overwrite, "progress": progress}
-        corpus = import_corpus(format, source, target, **given, **options)
+        common: dict[str, Any] = {"name": name, "copy": copy, "overwrite": overwrite, "progress": progress}
+        corpus = import_corpus(format, given, target, **common, **options)
     table = Table("split", "groups", "images", "texts", title=f"{escape(corpus.name)} -> {escape(str(target))}")
     for split in map(corpus.split, corpus.splits):
         table.add_row(escape(split.name), *(f"{len(rows):,}" for rows in (split.groups, split.images, split.texts)))

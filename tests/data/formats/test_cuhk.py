@@ -16,12 +16,13 @@ ROWS: list[dict[str, Any]] = [
     {"split": "val", "file_path": "cam/3.png", "captions": ["A woman."], "id": 7},
     {"split": "test", "file_path": "cam/4.png", "captions": [f"Caption {n}." for n in range(10)], "id": 9},
 ]
+RSTP_ROWS = [{"img_path" if key == "file_path" else key: value for key, value in row.items()} for row in ROWS]
 
 
 def make_source(folder: Path, rows: list[dict[str, Any]], name: str = "reid_raw.json") -> Path:
     (folder / "imgs" / "cam").mkdir(parents=True)
     for row in rows:
-        Image.new("RGB", (2, 2)).save(folder / "imgs" / row["file_path"])
+        Image.new("RGB", (2, 2)).save(folder / "imgs" / row.get("file_path", row.get("img_path")))
     (folder / name).write_text(json.dumps(rows))
     return folder
 
@@ -91,3 +92,19 @@ def test_another_json_file(tmp_path: Path) -> None:
     (source / "reid_raw.json").write_text("{}")
     with pytest.raises(CorpusError, match="list of images"):
         import_corpus("cuhk", source, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("format", "name", "field"), [("icfg", "ICFG-PEDES.json", "file_path"), ("rstp", "data_captions.json", "img_path")]
+)
+def test_the_lists_of_other_data_sets_of_people(tmp_path: Path, format: str, name: str, field: str) -> None:
+    source = make_source(tmp_path / "s", ROWS, name)
+    rows = [{field if key == "file_path" else key: value for key, value in row.items()} for row in ROWS]
+    (source / name).write_text(json.dumps(rows))
+    corpus = import_corpus(format, source, tmp_path / "out")
+    assert corpus.splits == {"train": ["1"], "dev": ["7"], "test": ["9"]}
+    assert [text.image for text in corpus.split("train").texts] == ["cam/1.png", "cam/1.png", "cam/2.png"]
+    del rows[2][field]
+    (source / name).write_text(json.dumps(rows))
+    with pytest.raises(CorpusError, match=f"image 2 lacks '{field}'"):
+        import_corpus(format, source, tmp_path / "other")

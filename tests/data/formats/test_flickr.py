@@ -54,7 +54,7 @@ def test_text_ids_keep_the_numbers_of_the_file(tmp_path: Path) -> None:
 
 
 def test_a_missing_image_is_a_note_or_an_error(tmp_path: Path) -> None:
-    source = make_source(tmp_path / "s")
+    source = make_source(tmp_path / "s", TOKENS.replace("2.jpg#1\t\n", ""))
     (source / "images" / "3.jpg").unlink()
     with pytest.raises(CorpusError, match=r"not exist: .*3\.jpg"):
         import_corpus("flickr", source, tmp_path / "out", strict=True)

@@ -143,7 +143,7 @@ def test_several_tables_need_a_choice(tmp_path: Path) -> None:
 
 def test_missing_images_and_empty_captions_are_noted_or_refused(tmp_path: Path) -> None:
     source = make_images(tmp_path / "s", "a.png")
-    (source / "t.csv").write_text("image,caption\na.png,Fine.\na.png, \ngone.png,Lost.\n")
+    (source / "t.csv").write_text("image,caption\ngone.png,Lost.\na.png,Fine.\na.png, \n")
     corpus = import_corpus("folder", source, tmp_path / "out")
     assert captions_of(corpus) == {"a.png": ["Fine."]}
     assert any(note.startswith("skipped 1 images that do not exist") for note in corpus.notes)

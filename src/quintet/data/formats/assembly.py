@@ -6,22 +6,23 @@ import filecmp
 import hashlib
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import repeat
 from pathlib import Path
 from types import UnionType
 from typing import Any
 
 from quintet.data.corpus import Corpus, Image, Text, is_text
 from quintet.errors import CorpusError, QuintetError
-from quintet.files import atomic_write, read_bytes, read_jsonl, remove_empty
+from quintet.files import atomic_write, make_folder, read_bytes, read_jsonl, remove_empty
 
 LARGEST_TEXT = 2**30  # bytes of a file with captions
 LONGEST_NAME = 200  # bytes of an image's path below OUT/images; a longer one is replaced by its checksum
 
 
-@dataclass
+@dataclass(slots=True)
 class Entry:
     """One image as a source describes it."""
 
@@ -33,6 +34,7 @@ class Entry:
     extra: dict[str, Any] = field(default_factory=dict)
     numbers: list[int] | None = None  # of the captions, where the source numbers them; None: 0, 1, 2, ...
     caption_facts: list[dict[str, Any]] | None = None  # of each caption's row: caption_id, language
+    more: bool = False  # further captions of an image that an entry before has
 
 
 class Notes:
@@ -40,7 +42,7 @@ class Notes:
 
     def __init__(self, strict: bool = False) -> None:
         self.strict = strict
-        self._found: dict[str, list[str]] = {}
+        self.found: dict[str, list[Any]] = {}  # what -> how many, and the first
         self._said: list[str] = []
 
     def skip(self, what: str, example: object) -> None:
@@ -49,9 +51,9 @@ class Notes:
             raise CorpusError(f"{what}: {example}; mend the source, or import without `strict` to leave it out")
         self.leave_out(what, example)
 
-    def leave_out(self, what: str, example: object) -> None:
+    def leave_out(self, what: str, example: object, count: int = 1) -> None:
         """Something is left out on purpose, also where `strict`."""
-        self._found.setdefault(what, []).append(str(example))
+        self.found.setdefault(what, [0, str(example)])[0] += count
 
     def say(self, text: str) -> None:
         self._said.append(text)
@@ -64,7 +66,7 @@ class Notes:
         >>> notes.lines()
         ['skipped 2 empty captions, first 7#1']
         """
-        return [*self._said, *(f"skipped {len(ids)} {what}, first {ids[0]}" for what, ids in self._found.items())]
+        return [*self._said, *(f"skipped {count} {what}, first {first}" for what, (count, first) in self.found.items())]
 
 
 def read_lines(path: Path) -> list[str]:
@@ -164,51 +166,131 @@ def given_or_found(given: Path | None, folder: Path, names: Sequence[str], what:
 
 
 COPIED = "copied"  # a field of images.jsonl: an import wrote the image file
+_IS_COPIED = {COPIED: True}  # one for all rows: a million of their own would take 200 MB
 
 
 class ImageFolder:
-    """`OUT/images`, where an import writes images. Only files that an earlier import wrote are replaced."""
+    """`OUT/images`, where an import writes images. Only files that an earlier import wrote are replaced.
 
-    def __init__(self, out: Path) -> None:
+    `progress` is called with (images so far, None).
+    """
+
+    def __init__(self, out: Path, progress: Callable[[int, int | None], None] | None = None) -> None:
         self.out = out
+        self.resumed = False  # a killed import of the same source has written what is found here
+        self.journal: Path | None = None  # removed with the images by `undo`
+        self._progress = progress
+        self._done = 0
         self._names: set[str] = set()
         self._written: set[str] = set()
-        self._new: list[Path] = []
+        self._new: list[str] = []  # relative to `out`
         with suppress(QuintetError):  # no earlier import, or a damaged one: then nothing is replaced
             self._written = {row["path"] for row in read_jsonl(out / "images.jsonl") if row.get(COPIED)}
         earlier = any(path.startswith("pictures/") for path in self._written)  # the name that the folder had
-        self._folder = out / ("pictures" if earlier else "images")
+        self._folder = "pictures" if earlier else "images"
 
-    def add(self, id_: str, suffix: str, content: Path | bytes) -> tuple[Path, dict[str, bool]]:
+    def add(self, id_: str, suffix: str, content: Path | bytes | memoryview) -> tuple[Path, dict[str, Any]]:
         """Write an image, a copy of a file or bytes. Its path, and the fields for its row of images.jsonl."""
-        path = self._folder / image_name(id_, suffix, self._names)
-        written = path.relative_to(self.out).as_posix() in self._written
+        name = f"{self._folder}/{image_name(id_, suffix, self._names)}"
+        path = self.out / name
+        self._done += 1
+        if self._progress is not None and self._done % 100 == 0:
+            self._progress(self._done, None)
+        if self._create(path, content):
+            self._new.append(name)
+            return path, _IS_COPIED
+        written = name in self._written
         if path.is_file() and _holds(path, content):
-            return path, {COPIED: True} if written else {}
-        if os.path.lexists(path) and not written:
+            if self.resumed and not written:
+                self._new.append(name)
+            return path, _IS_COPIED if written or self.resumed else {}
+        if not written and not (path.is_file() and _begins(path, content)):
             raise CorpusError(
                 f"{path} is in the way of an image, and no import is known to have written it; move it, "
                 "or choose another folder"
             )
         with atomic_write(path, sync=False) as temporary:
-            if isinstance(content, bytes):
-                temporary.write_bytes(content)
-            else:
+            if isinstance(content, Path):
                 shutil.copyfile(content, temporary)
-        self._new += [] if written else [path]
-        return path, {COPIED: True}
+            else:
+                temporary.write_bytes(content)
+        if not written:
+            self._new.append(name)
+        return path, _IS_COPIED
+
+    def holds(self, path: Path, content: bytes | memoryview) -> bool:
+        """Whether an image that was added has this content."""
+        return _holds(path, content)
+
+    def known(self, path: Path, copied: bool) -> None:
+        """An image that a killed import of the same source has added."""
+        name = path.relative_to(self.out).as_posix()
+        self._names.add(name.removeprefix(f"{self._folder}/").lower())
+        if copied and name not in self._written:
+            self._new.append(name)
+
+    def _create(self, path: Path, content: Path | bytes | memoryview) -> bool:
+        """Write a file that is not there yet; without a temporary one, which takes as long again for a small image.
+
+        A kill leaves the beginning of the image, which the next import recognises.
+        """
+        try:
+            try:
+                handle = _open_new(path)
+            except FileNotFoundError:
+                make_folder(path.parent)
+                handle = _open_new(path)
+        except (FileExistsError, NotADirectoryError):
+            return False
+        except OSError as error:
+            raise QuintetError(f"could not write {path}: {error.strerror or error}") from error
+        try:
+            with os.fdopen(handle, "wb", buffering=0) as file:
+                if isinstance(content, Path):
+                    with content.open("rb") as source:
+                        shutil.copyfileobj(source, file, 2**20)
+                else:
+                    rest = memoryview(content)
+                    while rest:
+                        rest = rest[file.write(rest) :]
+        except BaseException as error:
+            path.unlink(missing_ok=True)
+            if isinstance(error, OSError):
+                raise QuintetError(f"could not write {path}: {error.strerror or error}") from error
+            raise
+        return True
+
+    def forget(self) -> None:
+        """After `undo`, as if nothing had been added."""
+        self._names, self._new, self.journal = set(), [], None
 
     def undo(self) -> None:
         """Remove what was added, after a failure."""
-        for path in self._new:
+        for name in self._new:
+            path = self.out / name
             path.unlink(missing_ok=True)
             remove_empty(folder for folder in path.parents if self.out in folder.parents)
+        if self.journal is not None:
+            self.journal.unlink(missing_ok=True)
 
 
-def _holds(path: Path, content: Path | bytes) -> bool:
-    if isinstance(content, bytes):
-        return path.stat().st_size == len(content) and path.read_bytes() == content
-    return path.samefile(content) or filecmp.cmp(path, content, shallow=False)
+def _open_new(path: Path) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+
+
+def _holds(path: Path, content: Path | bytes | memoryview) -> bool:
+    if isinstance(content, Path):
+        return path.samefile(content) or filecmp.cmp(path, content, shallow=False)
+    return path.stat().st_size == len(content) and path.read_bytes() == content
+
+
+def _begins(path: Path, content: Path | bytes | memoryview) -> bool:
+    """Whether a file holds the beginning of an image and no more: a killed import left it."""
+    size = path.stat().st_size
+    if isinstance(content, Path):
+        with content.open("rb") as source:
+            content = source.read(size + 1)
+    return size < len(content) and path.read_bytes() == content[:size]
 
 
 def image_name(id_: str, suffix: str, taken: set[str]) -> str:
@@ -275,13 +357,23 @@ def assemble(
 
     `splits` fixes the order of the splits; others follow as they appear.
     """
-    kept = list(_with_images(entries, notes))
-    images, texts = [], []
-    for entry in kept:
+    images: list[Image] = []
+    texts: list[Text] = []
+    split_of: dict[str, str | None] = {}  # of each group, in the order in which they come
+    counts: dict[str, int] = {}  # captions of each image
+    for entry in _with_images(entries, notes):
         group = entry.group if entry.group is not None else entry.id
-        images.append(Image(entry.id, group, None if entry.path is None else str(entry.path), entry.extra))
-        numbers, facts = entry.numbers or range(len(entry.captions)), entry.caption_facts or [{}] * len(entry.captions)
-        for number, caption, extra in zip(numbers, entry.captions, facts, strict=True):
+        if split_of.setdefault(group, entry.split) != entry.split:
+            raise CorpusError(
+                f"group {group!r} is in both split {split_of[group]!r} and split {entry.split!r} (image {entry.id!r}); "
+                "all images of a group belong to one split"
+            )
+        if not entry.more:
+            images.append(Image(entry.id, group, None if entry.path is None else str(entry.path), entry.extra))
+        first = counts.get(entry.id, 0) if entry.more else 0
+        counts[entry.id] = first + len(entry.captions)
+        numbers, facts = entry.numbers or range(first, counts[entry.id]), entry.caption_facts or repeat(_NO_FACTS)
+        for number, caption, extra in zip(numbers, entry.captions, facts, strict=entry.caption_facts is not None):
             id_ = f"{entry.id}#{number}"
             if not isinstance(caption, str):
                 raise CorpusError(f"{name}: caption {id_!r} is {type(caption).__name__}, not text")
@@ -292,6 +384,7 @@ def assemble(
                 notes.skip("empty captions", id_)
                 continue
             texts.append(Text(id_, group, caption.strip(), None if entry.group is None else entry.id, extra))
+    del counts
     described = {text.group for text in texts}
     for image in images:
         if image.group not in described:
@@ -299,17 +392,22 @@ def assemble(
     images = [image for image in images if image.group in described]
     if not images:
         raise CorpusError(f"{name}: nothing to import. {'; '.join(notes.lines()) or 'The source has no images'}")
-    chosen = _splits(kept, described, fractions, seed, splits, notes)
+    chosen = _splits(split_of, described, fractions, seed, splits, notes)
     return Corpus(name, images, texts, chosen, notes=notes.lines())
+
+
+_NO_FACTS: dict[str, Any] = {}  # one for all texts
 
 
 def _with_images(entries: Iterable[Entry], notes: Notes) -> Iterator[Entry]:
     for entry in entries:
         if not all(map(is_text, (entry.id, str(entry.path or ""), entry.group or ""))):
             notes.skip("images whose names UTF-8 cannot hold", entry.path or entry.id)
-        elif entry.path is not None and not is_file(entry.path):
+        elif entry.path is None or entry.extra.get(COPIED):  # an import has written it
+            yield entry
+        elif not is_file(entry.path):
             notes.skip("images that do not exist", entry.path)
-        elif entry.path is not None and not os.access(entry.path, os.R_OK):
+        elif not os.access(entry.path, os.R_OK):
             notes.skip("images that may not be read", entry.path)
         else:
             yield entry
@@ -324,29 +422,20 @@ def is_file(path: Path) -> bool:
 
 
 def _splits(
-    entries: Iterable[Entry],
+    split_of: dict[str, str | None],
     described: set[str],
     fractions: dict[str, float] | None,
     seed: int,
     order: Sequence[str],
     notes: Notes,
 ) -> dict[str, list[str]]:
-    split_of: dict[str, str] = {}
-    for entry in entries:
-        group = entry.group if entry.group is not None else entry.id
+    result: dict[str, list[str]] = {name: [] for name in order}
+    for group, split in split_of.items():
         if group not in described:
             continue
-        split = entry.split
         if split is None:
             assert fractions is not None, "entries without a split need fractions"
             split = split_by_hash(group, fractions, seed)
-        if split_of.setdefault(group, split) != split:
-            raise CorpusError(
-                f"group {group!r} is in both split {split_of[group]!r} and split {split!r} (image {entry.id!r}); "
-                "all images of a group belong to one split"
-            )
-    result: dict[str, list[str]] = {name: [] for name in order}
-    for group, split in split_of.items():
         result.setdefault(split, []).append(group)
     for name in [name for name, groups in result.items() if not groups]:
         notes.say(f"split {name!r} came out empty and was left out")

@@ -1,8 +1,11 @@
-"""CUHK-PEDES: a JSON list of {"split", "file_path", "captions": [...], "id"}; every person (id) is a group."""
+"""CUHK-PEDES: a JSON list of {"split", "file_path", "captions": [...], "id"}; every person (id) is a group.
+
+ICFG-PEDES and RSTPReid have the same list, RSTPReid with "img_path".
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +25,28 @@ OPTIONS = {
 
 
 def read(source: Path, *, images: Path | None = None, file_order: bool = False, strict: bool = False) -> Corpus:
+    return read_people("cuhk-pedes", source, NAMES, "file_path", images, strict, file_order)
+
+
+def read_people(
+    name: str,
+    source: Path,
+    names: Sequence[str],
+    field: str,
+    images: Path | None,
+    strict: bool,
+    file_order: bool = False,
+) -> Corpus:
+    """`field`: the one with the path of the image."""
     folder = source if source.is_dir() else source.parent
-    path = given_or_found(None if source.is_dir() else source, folder, NAMES, "JSON file", "SOURCE")
+    path = given_or_found(None if source.is_dir() else source, folder, names, "JSON file", "SOURCE")
     rows = read_json(path)
     if not isinstance(rows, list):
-        raise CorpusError(f"{path}: expected a list of images; is it reid_raw.json or caption_all.json of CUHK-PEDES?")
+        raise CorpusError(f"{path}: expected a list of images; is it {' or '.join(names)} of {name}?")
     root = given_or_found(images, folder, ("imgs", "images", "pictures"), "folder of images", "images")
     notes = Notes(strict)
     splits = _splits_by_order(rows, path) if file_order else None
-    return assemble("cuhk-pedes", _entries(rows, path, root, splits), notes, splits=("train", "dev", "test"))
+    return assemble(name, _entries(rows, path, root, splits, field), notes, splits=("train", "dev", "test"))
 
 
 def _splits_by_order(rows: list[Any], path: Path) -> list[str]:
@@ -42,7 +58,7 @@ def _splits_by_order(rows: list[Any], path: Path) -> list[str]:
     return [split for split, count in FILE_ORDER.items() for _ in range(count)]
 
 
-def _entries(rows: list[Any], path: Path, root: Path, splits: list[str] | None) -> Iterator[Entry]:
+def _entries(rows: list[Any], path: Path, root: Path, splits: list[str] | None, field: str) -> Iterator[Entry]:
     for number, row in enumerate(rows):
         where = f"{path}: image {number}"
         if splits is None and isinstance(row, dict) and "split" not in row:
@@ -50,7 +66,7 @@ def _entries(rows: list[Any], path: Path, root: Path, splits: list[str] | None) 
                 f"{where} lacks the field 'split' (caption_all.json has none: use reid_raw.json, or the option "
                 "file_order=true)"
             )
-        file, captions = value_of(row, "file_path", str, where), value_of(row, "captions", object, where)
+        file, captions = value_of(row, field, str, where), value_of(row, "captions", object, where)
         person = str(value_of(row, "id", int | str, where))
         split = splits[number] if splits is not None else split_name(value_of(row, "split", str, where))
         if not isinstance(captions, list) or not all(isinstance(caption, str) for caption in captions):

@@ -12,7 +12,7 @@ import lzma
 import struct
 import tarfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from io import BufferedReader
 from pathlib import Path, PurePosixPath
@@ -25,10 +25,10 @@ from quintet.data.formats.assembly import (
     Notes,
     assemble,
     decode,
-    files_below,
     parse_fractions,
-    split_name,
 )
+from quintet.data.formats.journal import Journal
+from quintet.data.formats.shards import Shard, describe, find_shards, local_shards, source_name
 from quintet.data.images import IMAGE_SUFFIXES
 from quintet.errors import CorpusError, QuintetError
 from quintet.files import open_regular
@@ -47,12 +47,13 @@ OPTIONS = {
 @dataclass
 class _Sample:
     captions: list[str] = field(default_factory=list)
+    more: list[str] = field(default_factory=list)  # of key.json
     image: Path | None = None
     extra: dict[str, Any] = field(default_factory=dict)  # of the image's row
 
 
 def read(
-    source: Path,
+    source: Sequence[Path | str],
     *,
     out: ImageFolder,
     caption: str | None = None,
@@ -62,48 +63,44 @@ def read(
 ) -> Corpus:
     notes = Notes(strict)
     shares = parse_fractions(fractions)
-    shards = [source]
-    if source.is_dir():
-        shards = [path for path in files_below(source, notes) if any(map(path.match, PATTERNS))]
-    if not shards:
-        raise CorpusError(f"{source} holds no tar shards ({', '.join(PATTERNS)})")
-    entries: list[Entry] = []
-    seen: dict[str, Path] = {}
-    for shard in shards:
-        split = _split_of(shard, source)
-        for key, sample in _samples(shard, out, caption, notes).items():
-            if key in seen:
-                raise CorpusError(f"key {key!r} is in {seen[key]} and in {shard}; keys must be unique")
-            seen[key] = shard
-            if sample.image is None:
-                notes.skip("samples without an image", f"{shard.name}:{key}")
-                continue
-            entries.append(Entry(key, sample.captions, split, sample.image, extra=sample.extra))
-    return assemble(
-        source.resolve().name.split(".")[0],
-        entries,
-        notes,
-        fractions=shares,
-        seed=seed,
-        splits=("train", "dev", "test"),
-    )
+    shards = find_shards(source, PATTERNS, "tar shards", notes)
+    journal = Journal(out, {"files": describe(shards), "caption": caption, "strict": strict}, notes)
+    read_shards(shards, out, caption, notes, journal)
+    name = source_name(source)
+    return assemble(name, journal.entries(), notes, fractions=shares, seed=seed, splits=("train", "dev", "test"))
 
 
-def _split_of(shard: Path, source: Path) -> str | None:
-    """The split that a shard's name begins with, or that of its folder inside the source."""
-    for name in (shard.name, "" if shard.parent == source or shard == source else shard.parent.name):
-        word = "".join(letter if letter.isalpha() else " " for letter in name.lower()).split()
-        if word and split_name(word[0]) in ("train", "dev", "test"):
-            return split_name(word[0])
-    return None
+def read_shards(shards: Sequence[Shard], out: ImageFolder, caption: str | None, notes: Notes, journal: Journal) -> None:
+    """Unpack those that the journal does not have yet."""
+    seen = {entry.id: "a shard before it" for entry in journal.entries()}
+    with local_shards([shard for shard in shards if str(shard) not in journal], out.out) as local:
+        for shard, path in local:
+            journal.add(str(shard), _entries(shard, path, out, caption, notes, seen))
 
 
-def _samples(shard: Path, folder: ImageFolder, caption: str | None, notes: Notes) -> dict[str, _Sample]:
+def _entries(
+    shard: Shard, path: Path, out: ImageFolder, caption: str | None, notes: Notes, seen: dict[str, str]
+) -> Iterator[Entry]:
+    name = str(shard)
+    for key, sample in _samples(path, name, out, caption, notes, seen).items():
+        if sample.image is None:
+            notes.skip("samples without an image", f"{PurePosixPath(name).name}:{key}")
+            continue
+        seen[key] = name
+        captions = sample.captions + [text for text in sample.more if text not in sample.captions]
+        yield Entry(key, captions, shard.split, sample.image, extra=sample.extra)
+
+
+def _samples(
+    path: Path, shard: str, folder: ImageFolder, caption: str | None, notes: Notes, seen: dict[str, str]
+) -> dict[str, _Sample]:
     samples: dict[str, _Sample] = {}
-    for name, data in shard_files(shard, notes):
-        path = PurePosixPath(name)
-        stem, _, suffix = path.name.partition(".")  # a key ends at the first dot
-        key, suffix = (path.parent / stem).as_posix(), f".{suffix.lower()}"
+    for name, data in shard_files(path, notes, shard):
+        parent, _, file = name.rpartition("/")
+        stem, _, suffix = file.partition(".")  # a key ends at the first dot
+        key, suffix = PurePosixPath(parent, stem).as_posix() if parent else stem, f".{suffix.lower()}"
+        if key in seen:
+            raise CorpusError(f"key {key!r} is in {seen[key]} and in {shard}; keys must be unique")
         sample = samples.setdefault(key, _Sample())
         where = f"{shard}:{name}"
         if suffix in IMAGE_SUFFIXES:
@@ -113,15 +110,19 @@ def _samples(shard: Path, folder: ImageFolder, caption: str | None, notes: Notes
         elif suffix in (".txt", ".json"):
             try:
                 text = decode(data, where)
-                lines = [line for line in text.split("\n") if line.strip()]
-                sample.captions += lines if suffix == ".txt" else _json_captions(text, caption, where)
+                if suffix == ".txt":
+                    sample.captions += [line for line in text.split("\n") if line.strip()]
+                else:
+                    sample.more += _json_captions(text, caption, where)
             except CorpusError as error:
                 notes.skip("caption files that are damaged", error)
     return samples
 
 
-def shard_files(shard: Path, notes: Notes) -> Iterator[tuple[str, bytes]]:
-    """Plain files with harmless names; nothing is ever unpacked by tarfile itself."""
+def shard_files(shard: Path, notes: Notes, shown: str | None = None) -> Iterator[tuple[str, bytes]]:
+    """Plain files with harmless names; nothing is ever unpacked by tarfile itself. `shown`: the name for messages."""
+    shown = shown or str(shard)
+    short = shown.rpartition("/")[2]
     try:
         with open_regular(shard) as raw, _unpacked(raw) as stream, tarfile.open(fileobj=stream, mode="r:") as tar:
             for member in tar:
@@ -129,13 +130,13 @@ def shard_files(shard: Path, notes: Notes) -> Iterator[tuple[str, bytes]]:
                 if member.isdir() or path.name.startswith("."):
                     continue
                 if not is_text(member.name):
-                    notes.leave_out("files in shards whose names are not UTF-8", f"{shard.name}:{member.name}")
+                    notes.leave_out("files in shards whose names are not UTF-8", f"{short}:{member.name}")
                 elif not member.isfile():
-                    notes.leave_out("links and special files in shards", f"{shard.name}:{member.name}")
+                    notes.leave_out("links and special files in shards", f"{short}:{member.name}")
                 elif path.is_absolute() or ".." in path.parts:
-                    notes.leave_out("files whose names point out of the shard", f"{shard.name}:{member.name}")
+                    notes.leave_out("files whose names point out of the shard", f"{short}:{member.name}")
                 elif member.size > MAX_BYTES:
-                    notes.leave_out(f"files of more than {MAX_BYTES >> 20} MiB", f"{shard.name}:{member.name}")
+                    notes.leave_out(f"files of more than {MAX_BYTES >> 20} MiB", f"{short}:{member.name}")
                 else:
                     file = tar.extractfile(member)
                     assert file is not None  # it is a plain file
@@ -146,7 +147,7 @@ def shard_files(shard: Path, notes: Notes) -> Iterator[tuple[str, bytes]]:
     except QuintetError as error:
         raise CorpusError(str(error)) from None
     except _DAMAGE as error:
-        raise CorpusError(f"{shard} is damaged or cut short: {error}; fetch it again") from None
+        raise CorpusError(f"{shown} is damaged or cut short: {error}; fetch it again") from None
 
 
 # What tarfile and the decoders raise on damaged archives.
