@@ -114,13 +114,19 @@ def temporary_file(path: Path) -> tuple[int, Path]:
 def remove_partials(folder: Path, names: Container[str]) -> None:
     """Remove what killed atomic writes of files of these names left in the folder. Writers that live are left alone."""
     with suppress(OSError):
-        for path in list(folder.iterdir()):
+        for path in partials(folder):
             match = _TEMPORARY.fullmatch(path.name)
             if match is None or match[1] not in names or path.is_symlink() or not path.is_file():
                 continue
             with suppress(OSError), path.open("rb") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 path.unlink()
+
+
+def partials(folder: Path) -> list[Path]:
+    """What is named as the temporary file of an atomic write; the folder may have millions of other files."""
+    with os.scandir(folder) as entries:
+        return [Path(entry.path) for entry in entries if _TEMPORARY.fullmatch(entry.name)]
 
 
 def sync_folder(folder: Path) -> None:

@@ -71,6 +71,8 @@ NOT_RUN = {
     "matcher.tower_weights=FILE": "ImageNet weights and word vectors, to download",
     "matcher.tower_weights=resnet50.pth": "ImageNet weights and word vectors, to download",
     "efficientnet-lite2": "a package of weights, to install",
+    "s3://bucket/shards/{00000..00099}.tar": "a bucket; tests/data/test_remote.py reads one",
+    "https://example.org/f30k/train-0.parquet": "a server; tests/data/test_remote.py has one",
     "hf:jxie/flickr8k": "a data set of the hub, to download",
     "hf:umaru97/flickr30k_train_val_test": "a data set of the hub, to download",
     "hf:facebook/dinov2-small": "a model of the hub, to download",

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.data.servers import serving
 
-from quintet.search import sources as module
+from quintet.search import SearchError
+from quintet.search import shard_sources as module
 from quintet.search.indexing import build_index
 from quintet.search.searcher import Searcher
 from quintet.search.stores import parse_where
@@ -55,9 +57,9 @@ def test_a_shard_that_did_not_change_is_not_read_again(
     read: list[str] = []
     original = module.shard_files
 
-    def watched(shard: Path, notes: Any) -> Any:
+    def watched(shard: Path, notes: Any, shown: str) -> Any:
         read.append(shard.name)
-        return original(shard, notes)
+        return original(shard, notes, shown)
 
     monkeypatch.setattr(module, "shard_files", watched)
     report = build(pixel_vse, shards, tmp_path / "index")
@@ -86,3 +88,32 @@ def test_damage_and_traversal_in_shards_are_listed(
     assert "not an image" in reasons
     assert not (tmp_path / "out.png").exists()
     assert "cut short" in json.dumps(build(pixel_vse, shards, tmp_path / "index").unreadable)
+
+
+def test_shards_and_images_behind_urls(pixel_vse: Path, shards: Path, pictures: Path, tmp_path: Path) -> None:
+    pytest.importorskip("aiohttp")
+    files = {"s/a.tar": (shards / "a.tar").read_bytes(), "photos/2.png": (pictures / "2.png").read_bytes()}
+    with serving(files, drop=3) as server:
+        urls = [f"{server.url}/s/a.tar", f"{server.url}/photos/2.png"]
+        report = build_index(pixel_vse, urls, tmp_path / "index", device="cpu")
+        assert report.added == 3
+        with Searcher.open(tmp_path / "index", device="cpu") as searcher:
+            assert {root.path for root in searcher.manifest.roots} == {f"{server.url}/s", f"{server.url}/photos"}
+            (hits,) = searcher.search_text(["a red thing"])
+            by_path = {hit.item.path: hit.item.id for hit in hits}
+            assert set(by_path) == {"a.tar/0.png", "a.tar/x/1.png", "2.png"}
+            assert searcher.image_path(by_path["2.png"]).read_bytes() == files["photos/2.png"]
+
+        server.asked.clear()
+        assert build_index(pixel_vse, urls, tmp_path / "index", device="cpu").kept == 3
+        assert not server.asked  # nothing was fetched again
+
+        server.files["photos/2.png"] = (pictures / "0.png").read_bytes()
+        changed = build_index(pixel_vse, urls, tmp_path / "index", device="cpu")
+        assert (changed.added, changed.kept, changed.dropped) == (1, 2, 1)
+
+        del server.files["photos/2.png"]
+        with pytest.raises(SearchError, match="does not exist"):
+            build_index(pixel_vse, urls, tmp_path / "index", device="cpu")
+        assert build_index(pixel_vse, urls[:1], tmp_path / "index", device="cpu").dropped == 1
+    assert not (tmp_path / "index" / module.DOWNLOADS).exists()

@@ -41,10 +41,11 @@ def index_command(
         ),
     ] = None,
     sources: Annotated[
-        list[Path] | None,
+        list[str] | None,
         typer.Argument(
             metavar="[IMAGES]...",
-            help="Folders of images (searched with their subfolders), image files, corpora or tar shards.",
+            help="Folders of images (searched with their subfolders), image files, corpora or tar shards; folders and "
+            "shards also behind s3://, gs:// and https://.",
             show_default=False,
         ),
     ] = None,
@@ -154,8 +155,10 @@ def index_command(
         raise typer.BadParameter("is missing: name the run that encodes the images", param_hint="RUN")
     if out is None:
         raise typer.BadParameter("is missing: name the folder of the index", param_hint="--out / -o")
+    from quintet.data.remote import is_url
+
     for source in sources or []:
-        if not os.path.lexists(source) and not (out / "index.json").exists():
+        if not is_url(source) and not os.path.lexists(source) and not (out / "index.json").exists():
             raise typer.BadParameter(f"{shown(source)} does not exist", param_hint="IMAGES")
     from quintet.runs.run_folder import check_run
 
@@ -196,7 +199,7 @@ def index_command(
 
 
 def _watch(
-    runs: list[Path], sources: list[Path], out: Path, options: dict[str, Any], as_json: bool, console: Console
+    runs: list[Path], sources: list[str], out: Path, options: dict[str, Any], as_json: bool, console: Console
 ) -> None:
     from quintet.search.watch import watch_index
 
@@ -212,7 +215,7 @@ def _watch(
             first = False
 
 
-def _keep_safe(index: Path | None, sources: list[Path] | None, verify: bool, backup: Path | None, json: bool) -> None:
+def _keep_safe(index: Path | None, sources: list[str] | None, verify: bool, backup: Path | None, json: bool) -> None:
     if index is None or sources:
         raise typer.BadParameter("takes one index: quintet index INDEX --verify", param_hint="--verify / --backup")
     from quintet.search.index_folder import check_marker

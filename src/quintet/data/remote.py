@@ -210,21 +210,19 @@ def _ask(url: str, action: Any) -> Any:
     for attempt in range(ATTEMPTS):
         try:
             return action()
-        except FileNotFoundError:
-            raise QuintetError(f"{shown_url(url)} does not exist") from None
+        except FileNotFoundError as error:
+            # Of http, any failure of the first question; the cause says which.
+            cause = error.__cause__
+            if cause is None or getattr(cause, "status", None) in (404, 410):
+                raise QuintetError(f"{shown_url(url)} does not exist") from None
+            _refuse(url, cause)
+            last: BaseException = cause
         except PermissionError as error:
             raise QuintetError(f"{shown_url(url)} may not be read: {first_line(error)}") from None
         except QuintetError:
             raise
         except Exception as error:  # noqa: BLE001  # each file system has its own
-            status = getattr(error, "status", None)
-            if status is not None and 400 <= status < 500 and status not in (408, 429):
-                raise QuintetError(f"{shown_url(url)}: the server refused: {first_line(error)}") from None
-            if type(error).__name__ == "NoCredentialsError":
-                raise QuintetError(
-                    f"{shown_url(url)}: there are no credentials; set those of the command line of the storage, such "
-                    "as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
-                ) from None
+            _refuse(url, error)
             last = error
         if attempt + 1 < ATTEMPTS:
             time.sleep(FIRST_PAUSE * 2**attempt)
@@ -232,6 +230,18 @@ def _ask(url: str, action: Any) -> Any:
         f"{shown_url(url)} could not be read in {ATTEMPTS} attempts: {first_line(last)}; give the command again when "
         "the server answers, it goes on where it stopped"
     )
+
+
+def _refuse(url: str, error: BaseException) -> None:
+    """Raise where another attempt would end as this one did."""
+    status = getattr(error, "status", None)
+    if status is not None and 400 <= status < 500 and status not in (408, 429):
+        raise QuintetError(f"{shown_url(url)}: the server refused: {status}") from None
+    if type(error).__name__ == "NoCredentialsError":
+        raise QuintetError(
+            f"{shown_url(url)}: there are no credentials; set those of the command line of the storage, such as "
+            "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+        ) from None
 
 
 def _filesystem(url: str) -> tuple[Any, str]:

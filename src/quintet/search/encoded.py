@@ -24,8 +24,9 @@ from quintet.runs.devices import side_by_side
 from quintet.runs.run import Run
 from quintet.search.encoder import Encoder, Prepared
 from quintet.search.fields import image_facts
-from quintet.search.items import ItemDatabase, Kind
-from quintet.search.sources import Found, IndexedText, Sources, content_of
+from quintet.search.found import Found, Sources
+from quintet.search.items import ItemDatabase, Kind, content_of
+from quintet.search.sources import IndexedText
 from quintet.search.stores import Scalar
 from quintet.search.vectors import (
     CodeWriter,

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from quintet.data.corpus import Corpus
+from quintet.data.remote import is_url
 from quintet.evaluation.result import provenance
 from quintet.files import header_format, remove_partials, user_path
 from quintet.runs.encoding import Progress, reported
@@ -33,11 +34,12 @@ from quintet.search.encoder import (
     keep_tower,
     kept_names,
 )
+from quintet.search.found import Sources
 from quintet.search.index_folder import FORMAT, Manifest, Root, check_marker, path_text, text_path, write_marker
 from quintet.search.items import KINDS, Entry, Item, ItemDatabase, Kind, rescue
 from quintet.search.kept import Earlier, Unlisted, check_dropped, key
 from quintet.search.ownership import check_kept, check_sources, remove_unused_images, writing
-from quintet.search.sources import IndexedText, Sources, find_images, find_texts, numbered
+from quintet.search.sources import IndexedText, find_images, find_texts, numbered
 from quintet.search.stores import Scalar, open_store
 from quintet.search.stores.choice import choose_store, faiss_kind, is_own, store_address, try_store
 from quintet.search.stores.store import is_text
@@ -80,7 +82,7 @@ def build_index(
     prune: bool = False,
     progress: bool | Progress = False,
 ) -> BuildReport:
-    """Index the images of `sources` (folders, corpora, tar shards) and the texts of `texts`.
+    """Index the images of `sources` (folders, corpora, tar shards, URLs of these two) and the texts of `texts`.
 
     On an index that exists it adds what is new, drops what is gone and keeps the codes of everything else, moved files
     included. Killed or stopped, it leaves the old index serving, and the next call goes on where it was.
@@ -103,14 +105,15 @@ def build_index(
     (1, 1)
     """
     began = time.monotonic()
-    paths = [source.root if isinstance(source, Corpus) else user_path(source) for source in several(sources)]
+    paths = [_source(source) for source in several(sources)]
+    local = [source for source in paths if isinstance(source, Path)]
     texts = None if texts is None else texts.root if isinstance(texts, Corpus) else user_path(texts)
     _check(paths, texts, precision, batch_size)
     index = user_path(out).resolve()
     if not is_text(str(index)):
         raise SearchError(f"the path {index} is not UTF-8, which reading an index needs; choose another folder")
-    check_sources(index, [*paths, *([] if texts is None else [texts])])
-    _check_missing(paths, index, overwrite)
+    check_sources(index, [*local, *([] if texts is None else [texts])])
+    _check_missing(local, index, overwrite)
     team = _open_team(several(run), several(rerank_with), device, precision)
     with writing(index):
         repaired = _repair(index, overwrite)
@@ -204,11 +207,18 @@ def build_index(
     )
 
 
+def _source(source: Any) -> Path | str:
+    """A URL as a string, anything else as a path."""
+    if isinstance(source, Corpus):
+        return source.root
+    return str(source) if is_url(source) else user_path(source)
+
+
 def several(value: Any) -> list[Any]:
     return [value] if isinstance(value, str | os.PathLike | Run | Corpus) else list(value)
 
 
-def _check(sources: Sequence[Path], texts: Path | None, precision: str, batch_size: int) -> None:
+def _check(sources: Sequence[Path | str], texts: Path | None, precision: str, batch_size: int) -> None:
     if precision not in PRECISIONS:
         raise SearchError(f"fragments are stored as {', '.join(PRECISIONS)}, not {precision!r}")
     if not sources and texts is None:

@@ -19,10 +19,10 @@ from quintet.files import atomic_write, begin_folder, open_regular, user_path, w
 from quintet.locks import folder_lock
 from quintet.search import SearchError, StaleIndex
 from quintet.search.encoder import is_intact
+from quintet.search.found import unpacked
 from quintet.search.index_folder import Manifest, check_marker, marker
 from quintet.search.items import ItemDatabase, content_of
 from quintet.search.ownership import lies_in
-from quintet.search.sources import unpacked
 from quintet.search.vectors import (
     FileSet,
     committed_bytes,

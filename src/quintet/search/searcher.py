@@ -36,6 +36,7 @@ from quintet.search.encoder import Encoder, query_vectors
 from quintet.search.examples import best_examples, candidates
 from quintet.search.explain import Explanation, explain
 from quintet.search.facets import Facet, facets
+from quintet.search.found import unpacked
 from quintet.search.generation import Generation, open_encoder
 from quintet.search.index_folder import Manifest, check_marker, text_path
 from quintet.search.items import KINDS, Entry, Hit, Item, ItemDatabase, Kind
@@ -49,7 +50,6 @@ from quintet.search.queries import (
     strange_words,
     words_of,
 )
-from quintet.search.sources import unpacked
 from quintet.search.stores import Where, parse_where
 from quintet.search.stores.choice import is_own
 from quintet.search.stores.store import Address

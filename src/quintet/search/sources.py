@@ -7,21 +7,21 @@ import hashlib
 import os
 import stat
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path, PurePosixPath
 
 from quintet.data.corpus import Corpus, Image
-from quintet.data.formats.assembly import Notes, read_lines
-from quintet.data.formats.webdataset import PATTERNS, shard_files
+from quintet.data.formats.assembly import read_lines
 from quintet.data.images import IMAGE_SUFFIXES
-from quintet.errors import CorpusError, QuintetError
-from quintet.files import atomic_write, lies_in, read_jsonl
+from quintet.errors import QuintetError
+from quintet.files import lies_in, read_jsonl
 from quintet.search import SearchError
-from quintet.search.fields import file_date, file_facts, parse_fields, plain_fields, sidecar
+from quintet.search.fields import file_date, file_facts, plain_fields, sidecar
+from quintet.search.found import Found, Sources, file_stamp, why_not
 from quintet.search.index_folder import Root, RootKind, path_text, text_path
-from quintet.search.items import Entry, content_of
-from quintet.search.kept import Earlier, Unlisted, key
+from quintet.search.kept import Earlier
+from quintet.search.shard_sources import find_in_shard, find_remote, is_shard
 from quintet.search.stores import Scalar
 from quintet.search.stores.store import is_text
 
@@ -29,104 +29,6 @@ from quintet.search.stores.store import is_text
 OTHER_IMAGES = (".psd", ".svg", ".eps", ".xcf", ".ico", ".jp2", ".3fr", ".iiq", ".x3f")
 VIDEOS = (".mov", ".mp4", ".m4v", ".avi", ".mkv", ".webm", ".3gp")
 LONGEST_TEXT = 10_000  # characters of a text, of an index or a query
-
-
-@dataclass(frozen=True)
-class Found:
-    """An image of a source."""
-
-    root: int
-    path: str  # relative to the root, as `path_text` writes it; of a shard's member "shard.tar/name.jpg"
-    file: Path | None  # where its bytes are; None: only features are known
-    stamp: str  # the same stamp, the same content
-    content: str | None = None  # checksum, where it is known already
-    metadata: dict[str, Scalar] = field(default_factory=dict)
-    image: Image | None = None  # the row of a corpus
-    kept: Unlisted | None = None  # it was not seen now, but is in the index
-
-
-@dataclass
-class Sources:
-    """`earlier`: what the index holds. `prune`: nothing is kept of folders that are empty or missing."""
-
-    earlier: Earlier = field(default_factory=Earlier)
-    prune: bool = False
-    roots: list[Root] = field(default_factory=list)
-    images: list[Found] = field(default_factory=list)
-    corpora: dict[int, Corpus] = field(default_factory=dict)  # by root
-    unreadable: list[tuple[str, str]] = field(default_factory=list)  # path, why
-    unlisted: dict[str, Unlisted] = field(default_factory=dict)  # by path
-    videos: int = 0  # in folders; passed over
-
-    def add_root(self, kind: RootKind, path: Path | str) -> int:
-        self.roots.append(Root(kind, path_text(os.path.realpath(path))))
-        return len(self.roots) - 1
-
-    def key(self, image: Found) -> tuple[RootKind, str]:
-        return key(self.roots[image.root], image.path)
-
-    def keep(
-        self,
-        path: str,
-        folder: Path,
-        why: str,
-        index: Path,
-        *,
-        gone: bool,
-        root: int | None = None,
-        image: Image | None = None,
-    ) -> bool:
-        """Keep the images of the index at or below a path, because of a folder; whether there are any.
-
-        `path`: absolute, as `path_text` writes it. `gone`: nothing is there, so there may be nothing to list.
-        `root`: what they belong to now, unless it is of another kind. `image`: of a corpus, its row.
-        """
-        below = list(self.earlier.below(path, *(("folder", "shards") if image is None else ("corpus",))))
-        if image is not None:
-            below = [each for each in below if each[1].item.metadata.get("image") == image.id]
-        if gone and (self.prune or not below):
-            return bool(below)
-        unlisted = self.unlisted.setdefault(str(folder), Unlisted(str(folder), why, gone))
-        for before, entry in below:
-            number = root
-            if number is None or self.roots[number].kind != before.kind:
-                if before not in self.roots:
-                    self.roots.append(before)
-                number = self.roots.index(before)
-            self.add_again(number, before, entry, index, unlisted, image)
-        return bool(below)
-
-    def add_again(
-        self,
-        root: int,
-        before: Root,
-        entry: Entry,
-        index: Path,
-        kept: Unlisted | None = None,
-        image: Image | None = None,
-    ) -> None:
-        """An image of the last build, where it was below the root `before`, as it was."""
-        whole = key(before, entry.item.path or "")[1]
-        path = whole[len(self.roots[root].path.rstrip("/")) + 1 :]
-        file = unpacked(index, entry) if before.kind == "shards" else Path(text_path(whole))
-        metadata = dict(entry.item.metadata)
-        self.images.append(Found(root, path, file, entry.stamp, entry.content, metadata, image, kept))
-
-    def without_moved(self, contents: Sequence[str | None]) -> list[str | None]:
-        """The contents of the images that stay: what an empty or missing folder had, and a new path has, was moved."""
-        both = list(zip(self.images, contents, strict=True))
-        new = {content for image, content in both if image.kept is None and self.key(image) not in self.earlier}
-        both = [(image, content) for image, content in both if not (image.kept and image.kept.gone and content in new)]
-        self.images = [image for image, _ in both]
-        for image, content in both:
-            if image.kept is not None and content is not None:
-                image.kept.kept += 1
-        return [content for _, content in both]
-
-
-def file_stamp(facts: os.stat_result) -> str:
-    """Size and time of change of a file."""
-    return f"{facts.st_size}:{facts.st_mtime_ns}"
 
 
 def numbered(contents: Sequence[str]) -> list[str]:
@@ -144,16 +46,25 @@ def numbered(contents: Sequence[str]) -> list[str]:
 
 
 def find_images(
-    sources: Sequence[Path], index: Path, *, split: str | None, earlier: Earlier | None = None, prune: bool = False
+    sources: Sequence[Path | str],
+    index: Path,
+    *,
+    split: str | None,
+    earlier: Earlier | None = None,
+    prune: bool = False,
 ) -> Sources:
-    """Everything in the sources that looks like an image. `split`: of corpora, only this split.
+    """Everything in the sources that looks like an image. A string is a URL. `split`: of corpora, only this split.
 
     A source without images is refused, unless the index has some of it.
     """
     found = Sources(earlier or Earlier(), prune)
     for source in dict.fromkeys(sources):
         count = len(found.images)
-        known = _find(found, source, index, split)
+        if isinstance(source, str):
+            find_remote(found, source, index)
+            known = False
+        else:
+            known = _find(found, source, index, split)
         if len(found.images) == count and not known:
             unlisted = [*found.unlisted.values()]
             refused = f", the first because: {found.unreadable[0][1]}" if found.unreadable else ""
@@ -184,7 +95,7 @@ def _find(found: Sources, source: Path, index: Path, split: str | None) -> bool:
         facts = source.stat()
         has_corpus = stat.S_ISDIR(facts.st_mode) and (source / "corpus.json").is_file()
     except (OSError, ValueError) as error:
-        why, gone = _why(error)
+        why, gone = why_not(error)
         if not found.keep(path_text(top), source, why, index, gone=gone):
             raise SearchError(f"{source}: {why}; the index is as it was") from None
         return True
@@ -197,20 +108,11 @@ def _find(found: Sources, source: Path, index: Path, split: str | None) -> bool:
         )
     elif stat.S_ISDIR(facts.st_mode):
         return _find_in_folder(found, source, top, index)
-    elif _is_shard(source.name):
-        _find_in_shard(found, found.add_root("shards", source.parent), source, source.name, index)
+    elif is_shard(source.name):
+        find_in_shard(found, found.add_root("shards", source.parent), source, source.name, index)
     else:
         _add_file(found, found.add_root("folder", source.parent), source.parent, source.name, index)
     return False
-
-
-def _why(error: Exception) -> tuple[str, bool]:
-    """Why a file or folder cannot be looked at, and whether nothing is there."""
-    if isinstance(error, FileNotFoundError | NotADirectoryError):
-        return "does not exist", True
-    if isinstance(error, OSError):
-        return (error.strerror or str(error)), False
-    return "its name is none that a file can have", False
 
 
 # Folders
@@ -230,17 +132,17 @@ def _find_in_folder(found: Sources, source: Path, top: str, index: Path) -> bool
                 images.append((os.path.join(folder, each.name), each, None))  # noqa: PTH118  # many
             elif suffix in VIDEOS:
                 found.videos += 1
-            elif _is_shard(each.name):
+            elif is_shard(each.name):
                 shards.append(os.path.join(folder, each.name))  # noqa: PTH118
     only_shards = shards and not any(file for _, file, _ in images)
     root = found.add_root("shards" if only_shards else "folder", top)
     for shard in shards if only_shards else ():
-        _find_in_shard(found, root, source / shard, shard, index)
+        find_in_shard(found, root, source / shard, shard, index)
     for path, file, error in images:
         if file is not None:
             _add_file(found, root, source, path, index, is_link=file.is_symlink())
             continue
-        why, gone = ("is empty", True) if error is None else _why(error)
+        why, gone = ("is empty", True) if error is None else why_not(error)
         at = f"{found.roots[root].path.rstrip('/')}/{path_text(path)}".rstrip("/")
         known |= found.keep(at, source / path, why, index, gone=gone, root=root)
     return known
@@ -266,10 +168,6 @@ def _walk(source: Path) -> Iterator[tuple[str, list[os.DirEntry[str]] | None, Ex
         waiting += [os.path.join(folder, name) for name in reversed(folders)]  # noqa: PTH118
 
 
-def _is_shard(name: str) -> bool:
-    return any(PurePosixPath(name).match(pattern) for pattern in PATTERNS)
-
-
 def _add_file(found: Sources, root: int, source: Path, name: str, index: Path, *, is_link: bool | None = None) -> None:
     path, top = source / name, text_path(found.roots[root].path)
     suffix = path.suffix.lower()
@@ -285,7 +183,7 @@ def _add_file(found: Sources, root: int, source: Path, name: str, index: Path, *
         found.unreadable.append((str(path), str(refused)))
         return
     except (OSError, ValueError) as error:
-        why, gone = _why(error)
+        why, gone = why_not(error)
         if gone or getattr(error, "errno", None) == errno.ELOOP:
             found.unreadable.append((str(path), "a link to nothing" if gone else "a link to itself"))
         else:
@@ -332,7 +230,7 @@ def _find_in_corpus(found: Sources, source: Path, split: str | None, index: Path
                 found.unreadable.append((str(path), "not a file"))
                 continue
         except (OSError, ValueError) as error:
-            why, is_gone = _why(error)
+            why, is_gone = why_not(error)
             folder_why = gone(path.parent) if is_gone else why
             if folder_why is None:
                 found.unreadable.append((str(path), "does not exist; was it moved or deleted?"))
@@ -357,7 +255,7 @@ def _is_gone(folder: Path) -> str | None:
         with os.scandir(folder) as listed:
             return None if any(not each.name.startswith(".") for each in listed) else "is empty"
     except (OSError, ValueError) as error:
-        return _why(error)[0]
+        return why_not(error)[0]
 
 
 def _corpus_facts(found: Sources, image: Image) -> dict[str, Scalar]:
@@ -367,69 +265,6 @@ def _corpus_facts(found: Sources, image: Image) -> dict[str, Scalar]:
         found.unreadable.append((f"image {image.id!r:.80}", f"{error}; it is indexed without these fields"))
         fields = {}
     return fields | {"image": image.id, "group": image.group}
-
-
-# Tar shards: their images are unpacked into the index, named by their content, so that they can be shown
-
-
-def _find_in_shard(found: Sources, root: int, shard: Path, name: str, index: Path) -> None:
-    """A shard that did not change since the last build is not read again."""
-    name = path_text(name)
-    at = f"{found.roots[root].path.rstrip('/')}/{name}"
-    first = len(found.images)
-    try:
-        facts = shard.stat()
-        if not stat.S_ISREG(facts.st_mode):
-            raise CorpusError(f"{shard} is not a file")
-        stamp = file_stamp(facts)
-        known = list(found.earlier.below(at, "shards"))
-        if known and all(entry.stamp == stamp and unpacked(index, entry).is_file() for _, entry in known):
-            for before, entry in known:
-                found.add_again(root, before, entry, index)
-            return
-        with shard.open("rb"):  # that it may be read
-            pass
-        _unpack(found, root, shard, name, stamp, index)
-    except (OSError, ValueError) as error:
-        why, gone = _why(error)
-        found.keep(at, shard, why, index, gone=gone, root=root)
-    except CorpusError as error:
-        found.unreadable.append((str(shard), str(error)))
-        # What stood before the damage is good; without a stamp the shard is read again, and its damage reported again.
-        found.images[first:] = [replace(image, stamp="") for image in found.images[first:]]
-        found.keep(at, shard, "is damaged", index, gone=True, root=root)
-
-
-def _unpack(found: Sources, root: int, shard: Path, name: str, stamp: str, index: Path) -> None:
-    """Files that share a key are one image with its fields: 0001.jpg, 0001.json."""
-    fields: dict[str, dict[str, Scalar]] = {}
-    notes = Notes()
-    for member, data in shard_files(shard, notes):
-        path = PurePosixPath(member)
-        metadata = fields.setdefault(str(path.parent / path.name.partition(".")[0]), {})
-        if path.suffix.lower() == ".json":
-            try:
-                metadata |= parse_fields(data)
-            except QuintetError as error:
-                found.unreadable.append((f"{shard}/{member}", f"{error}; images are indexed without these fields"))
-        elif path.suffix.lower() in IMAGE_SUFFIXES:
-            metadata["bytes"] = len(data)
-            content = content_of(data)
-            file = _unpacked_path(index, content, path.suffix)
-            if not file.is_file():
-                with atomic_write(file) as temporary:
-                    temporary.write_bytes(data)
-            found.images.append(Found(root, f"{name}/{path_text(member)}", file, stamp, content, metadata))
-    found.unreadable += [(str(shard), line) for line in notes.lines()]
-
-
-def unpacked(index: Path, entry: Entry) -> Path:
-    """Where the image of a shard's member is."""
-    return _unpacked_path(index, entry.content, PurePosixPath(entry.item.path or "").suffix)
-
-
-def _unpacked_path(index: Path, content: str, suffix: str) -> Path:
-    return index / "images" / content[:2] / f"{content}{suffix.lower()}"
 
 
 # Texts

@@ -9,8 +9,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from quintet.data.remote import is_url, shown_url
 from quintet.files import user_path
 from quintet.runs.run import Run, load
+from quintet.search import SearchError
 from quintet.search.indexing import BuildReport, build_index, several
 
 SECONDS = 2.0  # between two looks
@@ -34,6 +36,11 @@ def watch_index(
             print(report.added)
     """
     runs = [each if isinstance(each, Run) else load(each, device="cpu") for each in several(run)]
+    urls = [each for each in several(sources) if is_url(each)]
+    if urls:
+        raise SearchError(
+            f"{shown_url(urls[0])}: only folders of this machine can be watched; index it without --watch"
+        )
     paths = [user_path(each) for each in several(sources)]
     seen = look(paths)
     yield build_index(runs, paths, out, **options)

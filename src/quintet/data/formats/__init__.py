@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import os
 import typing
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -17,7 +16,7 @@ from quintet.data.corpus import FORMAT, HEADER, TABLES, Corpus, Image
 from quintet.data.formats.assembly import COPIED, ImageFolder
 from quintet.data.remote import RemoteError, is_url, shown_url
 from quintet.errors import CorpusError, QuintetError, suggest
-from quintet.files import begin_folder, check_folder, header_format, remove_partials, user_path
+from quintet.files import begin_folder, check_folder, header_format, partials, remove_partials, user_path
 from quintet.locks import folder_lock
 
 OLD_OPTIONS = {"pictures": "images"}  # earlier names, still understood
@@ -140,12 +139,10 @@ def _import(
 
 def _remove_partials(out: Path, images: list[Image]) -> None:
     """What imports that were killed left beside the images that this one has written."""
-    written: dict[Path, set[str]] = defaultdict(set)
-    for image in images:
-        if image.path is not None and image.extra.get(COPIED):
-            written[(out / image.path).parent].add(Path(image.path).name)
-    for folder, names in written.items():
-        remove_partials(folder, names)
+    paths = [image.path for image in images if image.path is not None and image.extra.get(COPIED)]
+    for name in {path.rpartition("/")[0] for path in paths}:
+        if partials(out / name):
+            remove_partials(out / name, {path.rpartition("/")[2] for path in paths})
 
 
 def _pointer(out: Path) -> Callable[[Image, Path], Image]:

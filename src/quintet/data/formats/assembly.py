@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import filecmp
 import hashlib
+import itertools
+import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import repeat
 from pathlib import Path
 from types import UnionType
 from typing import Any
 
 from quintet.data.corpus import Corpus, Image, Text, is_text
 from quintet.errors import CorpusError, QuintetError
-from quintet.files import atomic_write, make_folder, read_bytes, read_jsonl, remove_empty
+from quintet.files import atomic_write, make_folder, open_regular, read_bytes, read_jsonl, remove_empty
 
 LARGEST_TEXT = 2**30  # bytes of a file with captions
 LONGEST_NAME = 200  # bytes of an image's path below OUT/images; a longer one is replaced by its checksum
@@ -34,7 +35,7 @@ class Entry:
     extra: dict[str, Any] = field(default_factory=dict)
     numbers: list[int] | None = None  # of the captions, where the source numbers them; None: 0, 1, 2, ...
     caption_facts: list[dict[str, Any]] | None = None  # of each caption's row: caption_id, language
-    more: bool = False  # further captions of an image that an entry before has
+    more: bool = False  # further captions, with their numbers, of an image that an entry before has
 
 
 class Notes:
@@ -222,12 +223,9 @@ class ImageFolder:
         """Whether an image that was added has this content."""
         return _holds(path, content)
 
-    def known(self, path: Path, copied: bool) -> None:
-        """An image that a killed import of the same source has added."""
-        name = path.relative_to(self.out).as_posix()
+    def known(self, name: str) -> None:
+        """An image that a killed import of the same source has added, relative to `out`."""
         self._names.add(name.removeprefix(f"{self._folder}/").lower())
-        if copied and name not in self._written:
-            self._new.append(name)
 
     def _create(self, path: Path, content: Path | bytes | memoryview) -> bool:
         """Write a file that is not there yet; without a temporary one, which takes as long again for a small image.
@@ -260,18 +258,46 @@ class ImageFolder:
             raise
         return True
 
-    def forget(self) -> None:
-        """After `undo`, as if nothing had been added."""
-        self._names, self._new, self.journal = set(), [], None
+    def settle(self) -> None:
+        """What was added is in the journal now, from which `undo` knows it."""
+        self._new = []
+
+    def close(self) -> None:
+        """Nothing more is added; the names of a million images take 150 MB."""
+        self._names = set()
 
     def undo(self) -> None:
         """Remove what was added, after a failure."""
-        for name in self._new:
+        for name in itertools.chain(self._new, _journalled(self.journal)):
             path = self.out / name
-            path.unlink(missing_ok=True)
-            remove_empty(folder for folder in path.parents if self.out in folder.parents)
+            if name not in self._written:
+                path.unlink(missing_ok=True)
+                remove_empty(folder for folder in path.parents if self.out in folder.parents)
         if self.journal is not None:
             self.journal.unlink(missing_ok=True)
+        self._names, self._new, self.journal = set(), [], None
+
+
+def _journalled(journal: Path | None) -> Iterator[str]:
+    """The images that an import has written, by its journal."""
+    for _, row in () if journal is None else read_journal(journal):
+        if row.get(COPIED) and not row.get("more"):
+            yield row["path"]
+
+
+def read_journal(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The rows of a journal and where they end, up to the first that a kill has cut."""
+    end = 0
+    with open_regular(path) as file:
+        for line in file:
+            end += len(line)
+            try:
+                row = json.loads(line) if line.endswith(b"\n") else None
+            except (ValueError, RecursionError):
+                return
+            if not isinstance(row, dict):
+                return
+            yield end, row
 
 
 def _open_new(path: Path) -> int:
@@ -360,7 +386,6 @@ def assemble(
     images: list[Image] = []
     texts: list[Text] = []
     split_of: dict[str, str | None] = {}  # of each group, in the order in which they come
-    counts: dict[str, int] = {}  # captions of each image
     for entry in _with_images(entries, notes):
         group = entry.group if entry.group is not None else entry.id
         if split_of.setdefault(group, entry.split) != entry.split:
@@ -370,9 +395,7 @@ def assemble(
             )
         if not entry.more:
             images.append(Image(entry.id, group, None if entry.path is None else str(entry.path), entry.extra))
-        first = counts.get(entry.id, 0) if entry.more else 0
-        counts[entry.id] = first + len(entry.captions)
-        numbers, facts = entry.numbers or range(first, counts[entry.id]), entry.caption_facts or repeat(_NO_FACTS)
+        numbers, facts = entry.numbers or range(len(entry.captions)), entry.caption_facts or itertools.repeat(_NO_FACTS)
         for number, caption, extra in zip(numbers, entry.captions, facts, strict=entry.caption_facts is not None):
             id_ = f"{entry.id}#{number}"
             if not isinstance(caption, str):
@@ -384,7 +407,6 @@ def assemble(
                 notes.skip("empty captions", id_)
                 continue
             texts.append(Text(id_, group, caption.strip(), None if entry.group is None else entry.id, extra))
-    del counts
     described = {text.group for text in texts}
     for image in images:
         if image.group not in described:
@@ -393,6 +415,7 @@ def assemble(
     if not images:
         raise CorpusError(f"{name}: nothing to import. {'; '.join(notes.lines()) or 'The source has no images'}")
     chosen = _splits(split_of, described, fractions, seed, splits, notes)
+    del split_of, described  # of a million images 150 MB, which the checks of the corpus need
     return Corpus(name, images, texts, chosen, notes=notes.lines())
 
 

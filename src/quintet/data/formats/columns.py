@@ -285,10 +285,12 @@ class Rows:
     def __init__(self, folder: ImageFolder, asked: Asked, notes: Notes) -> None:
         self._folder, self._asked, self._notes = folder, asked, notes
         self._seen: dict[str, str] = {}  # id -> where its image is
+        self._counts: dict[str, int] = {}  # id -> how many captions it has, where it is not one
 
     def know(self, entry: Entry) -> None:
         """An entry of an import that was killed."""
         self._seen.setdefault(entry.id, "" if entry.path is None else str(entry.path))
+        self._count(entry)
 
     def entries(
         self, batch: pyarrow.RecordBatch, columns: Columns, first: int, where: str, stem: str, split: str | None
@@ -353,8 +355,18 @@ class Rows:
                 "option id=COLUMN, or number the rows with id=row"
             )
         entry.more = before is not None
-        self._seen[entry.id] = str(entry.path)
+        if entry.more:
+            first = self._counts.get(entry.id, 1)
+            entry.numbers = list(range(first, first + len(entry.captions)))
+        else:
+            self._seen[entry.id] = str(entry.path)
+        self._count(entry)
         return True
+
+    def _count(self, entry: Entry) -> None:
+        count = len(entry.captions) + (self._counts.get(entry.id, 1) if entry.more else 0)
+        if count != 1:
+            self._counts[entry.id] = count
 
     def _located(self, name: str, at: str) -> Path | None:
         if re.match(r"https?://", name):

@@ -82,7 +82,7 @@ def read(
         _read_split(opened[name], source, name, target, rows, asked, journal)
     del rows
     name = source.rstrip("/").rpartition("/")[2]
-    return assemble(name, journal.entries(), notes, fractions=shares, seed=seed, splits=("train", "dev", "test"))
+    return assemble(name, journal.all_entries(), notes, fractions=shares, seed=seed, splits=("train", "dev", "test"))
 
 
 def _open(source: str, config: str | None, revision: str | None) -> Any:

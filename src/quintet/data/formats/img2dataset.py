@@ -49,7 +49,7 @@ def read(
     entries = list(_beside(files, notes)) if files else []
     return assemble(
         source_name(source),
-        [*journal.entries(), *entries] if entries else journal.entries(),
+        [*journal.all_entries(), *entries] if entries else journal.all_entries(),
         notes,
         fractions=shares,
         seed=seed,

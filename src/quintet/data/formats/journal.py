@@ -14,9 +14,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from quintet.data.formats.assembly import _IS_COPIED, COPIED, Entry, ImageFolder, Notes
+from quintet.data.formats.assembly import _IS_COPIED, COPIED, Entry, ImageFolder, Notes, read_journal
 from quintet.errors import QuintetError
-from quintet.files import open_regular
 
 NAME = ".quintet-import.jsonl"
 FORMAT = "quintet-import"
@@ -52,17 +51,24 @@ class Journal:
                 _write(file, _row(entry, self._folder.out))
             _write(file, {"done": part, "skipped": self._notes.found})
         self._done.add(part)
+        self._folder.settle()
 
     def entries(self) -> Iterator[Entry]:
-        for _, row in _positions(self._path):
+        """Those of all parts that are finished."""
+        for _, row in read_journal(self._path):
             if "id" in row:
                 yield self._entry(row)
+
+    def all_entries(self) -> Iterator[Entry]:
+        """Those of the whole source: nothing more comes."""
+        self._folder.close()
+        return self.entries()
 
     def _read(self, header: dict[str, Any]) -> int:
         """Where the last finished part ends; 0 where there is no journal of this source."""
         if not self._path.exists():
             return 0
-        rows = _positions(self._path)
+        rows = read_journal(self._path)
         found = next(rows, None)
         ours = found is not None and found[1].get("format") == FORMAT
         if found is None or not ours:
@@ -75,8 +81,8 @@ class Journal:
                 waiting.append(row)
                 continue
             for each in waiting:
-                if each.get("path") and not each.get("more"):
-                    self._folder.known(self._folder.out / each["path"], bool(each.get(COPIED)))
+                if each.get(COPIED) and not each.get("more"):
+                    self._folder.known(each["path"])
             waiting.clear()
             if same:
                 end = position
@@ -84,8 +90,8 @@ class Journal:
                 self._notes.found = {what: list(count) for what, count in row["skipped"].items()}
         if same:
             return end
+        self._folder.journal = self._path
         self._folder.undo()
-        self._folder.forget()
         return 0
 
     def _entry(self, row: dict[str, Any]) -> Entry:
@@ -99,32 +105,18 @@ class Journal:
             None if path is None else self._folder.out / path,
             None if group is None else self._shared.setdefault(group, group),
             (extra | _IS_COPIED if extra else _IS_COPIED) if row.get(COPIED) else extra,
-            None,
+            row.get("numbers"),
             row.get("facts"),
             row.get("more", False),
         )
-
-
-def _positions(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The rows of a journal and where they end, up to the first that a kill has cut."""
-    end = 0
-    with open_regular(path) as file:
-        for line in file:
-            end += len(line)
-            try:
-                row = json.loads(line) if line.endswith(b"\n") else None
-            except ValueError:
-                return
-            if not isinstance(row, dict):
-                return
-            yield end, row
 
 
 def _row(entry: Entry, out: Path) -> dict[str, Any]:
     row: dict[str, Any] = {"id": entry.id, "captions": entry.captions}
     extra = {key: value for key, value in entry.extra.items() if key != COPIED}
     path = None if entry.path is None else str(entry.path).removeprefix(f"{out}/")
-    found = {"split": entry.split, "path": path, "group": entry.group, "extra": extra, "facts": entry.caption_facts}
+    found: dict[str, Any] = {"split": entry.split, "path": path, "group": entry.group, "extra": extra}
+    found |= {"numbers": entry.numbers, "facts": entry.caption_facts}
     row |= {key: value for key, value in found.items() if value}
     return row | ({COPIED: True} if COPIED in entry.extra else {}) | ({"more": True} if entry.more else {})
 

@@ -55,7 +55,7 @@ def read(
             _read_file(shard, path, rows, asked, journal)
     del rows
     name = source_name(source)
-    return assemble(name, journal.entries(), notes, fractions=shares, seed=seed, splits=("train", "dev", "test"))
+    return assemble(name, journal.all_entries(), notes, fractions=shares, seed=seed, splits=("train", "dev", "test"))
 
 
 def _end(shard: Shard) -> str:

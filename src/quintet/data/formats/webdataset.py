@@ -67,7 +67,7 @@ def read(
     journal = Journal(out, {"files": describe(shards), "caption": caption, "strict": strict}, notes)
     read_shards(shards, out, caption, notes, journal)
     name = source_name(source)
-    return assemble(name, journal.entries(), notes, fractions=shares, seed=seed, splits=("train", "dev", "test"))
+    return assemble(name, journal.all_entries(), notes, fractions=shares, seed=seed, splits=("train", "dev", "test"))
 
 
 def read_shards(shards: Sequence[Shard], out: ImageFolder, caption: str | None, notes: Notes, journal: Journal) -> None:
