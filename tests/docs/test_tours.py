@@ -297,6 +297,8 @@ def provide(line: Line, home: Path, made: Callable[[], Path], lent: set[Path]) -
         source = "scenes" if kind == "corpora" else "vse" if "vse" in name else "scan"
         shutil.copytree(made() / kind / source, folder)
         lent.add(folder)
+        if name == "f30k":  # whose features are those of a detector's regions
+            shutil.copytree(folder / "features/efficientnet-lite0", folder / "features/regions")
         if kind == "runs" and (folder / "stages/online").exists():  # the page's name of a first stage
             shutil.copytree(folder / "stages/online", folder / "stages/one")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +59,6 @@ def test_settings_that_an_open_run_cannot_follow_are_refused(trained: Path, tiny
         quintet.mine(run, tiny_corpus, stage="online")
     with pytest.raises(QuintetError, match="device"):
         quintet.mine(run, tiny_corpus, device="cuda:99")
-    with pytest.raises(QuintetError, match="batches"):
-        quintet.mine(run, tiny_corpus, batch_size=0)
     with pytest.raises(QuintetError, match="corpus"):
         quintet.mine("quintet-small", device="cpu")
 
@@ -92,24 +89,6 @@ def test_a_killed_run_goes_on(trained: Path, tiny_corpus: Path, tmp_path: Path) 
     assert len(list(tmp_path.glob(".lists.mining-*"))) == 1
     quintet.mine(trained, tiny_corpus, **options)
     assert not list(tmp_path.glob(".lists.mining-*"))
-
-
-def test_lists_do_not_depend_on_the_batch_size(
-    trained: Path, tiny_corpus: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Codes of batches of other sizes differ in their last bits: here they do for certain."""
-    run, corpus = quintet.load(trained, device="cpu"), Corpus.open(tiny_corpus)
-    real = type(run.matcher).encode_texts
-
-    def encode(self: Any, texts: Any) -> Any:
-        codes = real(self, texts)
-        return replace(codes, embedding=codes.embedding + 1e-7 * len(texts))
-
-    monkeypatch.setattr(type(run.matcher), "encode_texts", encode)
-    one, few, many = (quintet.mine(run, corpus, split="dev", top_texts=5, batch_size=size) for size in (1, 3, 128))
-    for name in ("texts", "text_scores", "images", "image_scores"):
-        assert np.array_equal(getattr(one, name), getattr(few, name))
-        assert np.array_equal(getattr(one, name), getattr(many, name))
 
 
 def test_a_second_mining_into_a_folder_is_refused(trained: Path, tiny_corpus: Path, tmp_path: Path) -> None:

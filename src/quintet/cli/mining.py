@@ -72,9 +72,6 @@ def mine_command(
         ),
     ] = None,
     as_json: JsonOption = False,
-    batch_size: Annotated[
-        int | None, typer.Option("--batch-size", metavar="N", min=1, hidden=True, help="No longer used.")
-    ] = None,
     precision: Annotated[
         str,
         typer.Option(
@@ -121,10 +118,6 @@ def mine_command(
     from quintet.mining.mine import mine
 
     main = distributed.is_main_launched()
-    if batch_size is not None and main:
-        typer.echo(
-            "note: --batch-size has no effect any more, so that lists never depend on it; leave it out", err=True
-        )
     console = Console(stderr=True, quiet=as_json or not main)
     with says_how_to_go_on(console), _bar(console) as bar:
         task = bar.add_task("encoding", total=None)

@@ -10,7 +10,6 @@ import hashlib
 import json
 import re
 import time
-import warnings
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -37,7 +36,7 @@ from quintet.runs.run import Run, as_run
 from quintet.runs.run_folder import default_corpus
 
 CPU_MEMORY = 2**30
-ENCODED_AT_ONCE = 128  # images or texts
+ENCODED_AT_ONCE = 128  # images or texts; always, since codes of batches of other sizes differ in their last bits
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 RANKS = (1, 10, 100)
 
@@ -55,7 +54,6 @@ def mine(
     precision: Precision = "auto",
     memory: int | None = None,
     stage: str | None = None,
-    batch_size: int | None = None,
     device: torch.device | str | None = None,
     progress: bool | Progress = False,
 ) -> NegativeLists:
@@ -67,8 +65,6 @@ def mine(
       finished lists of the same weights, split and options are opened. One process tree at a time mines into a folder.
       None: nothing is written.
     - `memory`: bytes of working memory beside codes and lists (default: half of a GPU's free memory, 1 GiB on a CPU).
-    - `batch_size`: no longer used. Codes of batches of other sizes differ in their last bits, and near-ties would
-      change places, so images and texts are always encoded `ENCODED_AT_ONCE` at a time.
     - `device`: by default where the run is; a run given by name goes to a GPU where there is one.
     - `progress`: draws a bar; a function is called with the pairs that are compared and the pairs in all.
     - The other options are those of `mine_codes`.
@@ -89,10 +85,6 @@ def mine(
         "false_negative_margin": false_negative_margin,
     }
     _check_options(options, precision)
-    if batch_size is not None:
-        if batch_size < 1:
-            raise QuintetError(f"batches hold at least one image or text, got {batch_size}")
-        warnings.warn("mine: batch_size has no effect any more; leave it out", DeprecationWarning, stacklevel=2)
     run = as_run(run, stage=stage, device=device)
     with distributed.process_group(run.device), ExitStack() as stack:
         corpus = as_corpus(corpus if corpus is not None else default_corpus([run.folder]))
