@@ -208,7 +208,12 @@ def build_clip(
 
 
 def _with_vocabulary(config: dict[str, Any], size: int, end: int | None) -> dict[str, Any]:
-    tokens = {"vocab_size": size, "pad_token_id": 0, **({} if end is None else {"eos_token_id": end})}
+    tokens = {
+        "vocab_size": size,
+        "pad_token_id": 0,
+        "bos_token_id": None,
+        **({} if end is None else {"eos_token_id": end}),
+    }
     if config.get("model_type") == "clip" and end == 2:  # which transformers takes for a mistake in old files
         raise RecipeError("CLIP cannot read a text at token 2; choose data.tokenizer={kind: wordpiece}")
     return config | {"text_config": tokens | config.get("text_config", {})}

@@ -385,13 +385,22 @@ class StageTrainer:
             at.best, at.best_epoch, at.best_metrics = value, at.epoch, metrics
             if distributed.is_main():
                 facts = {"stage": self.stage.name, "epoch": at.epoch, "metrics": metrics}
-                save_tensors(self.folder / "selected.safetensors", kept.state_dict(), facts)
+                save_tensors(self.folder / "selected.safetensors", self._weights(kept), facts)
             save_objective(self.folder, self.objective)
         if log is not None:
             seconds = round(self._seconds, 3)  # of training since the last validation
             log.write("validation", at.step, epoch=at.epoch, selected=better, seconds=seconds, **metrics)
             self.display.epoch(at.epoch, metrics, better)
         self._seconds = 0.0
+
+    def _weights(self, kept: Matcher) -> dict[str, Tensor]:
+        """What is kept of the matcher: its weights, with the adapters of LoRA merged into them."""
+        module = module_of(kept)
+        if self.stage.lora is None:
+            return module.state_dict()
+        from quintet.training.adapters import merged_state
+
+        return merged_state(module)
 
     def _save(self) -> None:
         self._flush()

@@ -190,6 +190,20 @@ class OptimizerRecipe(_Strict):
     )
 
 
+class LoraRecipe(_Strict):
+    """LoRA: low-rank matrices beside linear layers are trained in place of the weights. Needs the extra `lora`."""
+
+    rank: int = Field(8, ge=1)
+    alpha: int = Field(16, ge=1, description="an adapter's output is multiplied with alpha / rank")
+    dropout: float = Field(0.0, ge=0, lt=1, description="of the adapters' input")
+    targets: tuple[str, ...] | None = Field(
+        None, description="patterns of linear layers, as in 'matcher.*.out_proj'; none: queries and values of attention"
+    )
+    train: tuple[str, ...] = Field(
+        (), description="patterns of other parameters that are trained, in full, as in 'matcher.model.logit_scale'"
+    )
+
+
 class ScheduleRecipe(_Strict):
     """The learning rate over time, as a factor of the optimizer's."""
 
@@ -209,6 +223,9 @@ class StageRecipe(_Strict):
     freeze: tuple[str, ...] = Field((), description="patterns of parameter names that are not trained")
     frozen: Literal["eval", "train"] = Field(
         "eval", description="mode of the parts that freeze leaves without trained parameters"
+    )
+    lora: LoraRecipe | None = Field(
+        None, description="train adapters of the matcher; they are merged into its weights, so a run has none"
     )
     loss: dict[str, dict[str, Any]] = Field(description="losses by name, each with its arguments")
     reduction: Literal["sum", "mean"] = Field("sum", description="over the anchors of the batch")

@@ -5,6 +5,7 @@ The stages of the recipe run one after the other. A run that was stopped is resu
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -135,19 +136,30 @@ def check_stages(recipe: Recipe, model: dict[str, Any], tokenizer: Tokenizer, da
         elif stage.negatives is not None:
             _read_lists(stage.negatives, data, Silent())
         check_metric(stage.select)
-        objective = build_objective(stage, matcher, tokenizer, data)
+        checked = matcher
+        if stage.lora is not None:
+            checked = copy.deepcopy(matcher)
+            _add_adapters(checked, stage)
+        objective = build_objective(stage, checked, tokenizer, data)
         for part in objective.taught:
             _check_source(f"stage {stage.name!r}: the teacher of its loss", part.teacher, [])
         if stage.batches.kind == "neighbours" or objective.categorised:
             from quintet.training.clusters import require_clustering
 
             require_clustering()
-        module = nn.ModuleDict({"matcher": module_of(matcher), "objective": objective})
+        module = nn.ModuleDict({"matcher": module_of(checked), "objective": objective})
         freeze(module, stage.freeze)
-        check_chunks(stage, matcher, frozen_modules(module, stage.freeze))
+        check_chunks(stage, checked, frozen_modules(module, stage.freeze))
         make_optimizer(module, stage.optimizer)
         for parameter, wanted in trainable.items():
             parameter.requires_grad_(wanted)
+
+
+def _add_adapters(matcher: Matcher, stage: StageRecipe) -> str:
+    from quintet.training.adapters import add_adapters  # most recipes train the weights themselves
+
+    assert stage.lora is not None
+    return f"stage {stage.name}: {add_adapters(matcher, stage.lora)}"
 
 
 def _check_source(where: str, name: str, known: list[str], what: str = "run folder") -> None:
@@ -347,6 +359,8 @@ def _make_trainer(
     weights = initial_weights(stage, previous)
     if weights is not None:
         load_weights(matcher, weights, Path(stage.init))
+    if stage.lora is not None:
+        display.info(_add_adapters(matcher, stage))
     objective = build_objective(stage, matcher, tokenizer, data)
     for part in objective.taught:
         teacher = load(part.teacher, device=device)
