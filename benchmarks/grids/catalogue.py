@@ -1,4 +1,4 @@
-"""The grids: Flickr8k, a smaller one of the generated scenes, settings that were tried, and a small one for two cores.
+"""The grids: Flickr8k, two smaller ones of generated scenes, settings that were tried, a small one for two cores.
 
 `python -m benchmarks.measure.flickr8k --grid NAME` trains and measures the rows of one.
 """
@@ -72,6 +72,12 @@ SCENES_METHODS = (
 )
 SCENES_ENSEMBLES = (Ensemble("hrem", "HREM fusion + standalone", ("hrem-fusion", "hrem-standalone")),)
 
+# Dual encoders from scratch.
+CLIP_METHODS = (
+    Method("clip", "CLIP, contrastive loss", "clip-scenes", (), "clip", ()),
+    Method("siglip", "SigLIP, sigmoid loss", "siglip-scenes", (), "clip", ()),
+)
+
 # Small enough for two processor cores. HREM: an epoch visits each image once, a quarter of the parameters. Dual-Path:
 # its image CNN is fixed in both stages, so its features are computed once.
 SMALL = (
@@ -102,6 +108,7 @@ SMALL_METHODS = (
 GRIDS = {
     "flickr8k": Grid(METHODS, ENSEMBLES),
     "scenes": Grid(SCENES_METHODS, SCENES_ENSEMBLES, corpus="scenes"),
+    "clip": Grid(CLIP_METHODS, (), corpus="scenes"),
     "trials": Grid(TRIALS, (), seeds=(0,)),
     "small": Grid(SMALL_METHODS, ()),
 }

@@ -40,6 +40,12 @@ STUDIES: dict[str, dict[str, Variant]] = {
         "instance-ranking": Variant("ranking, stage II after instance", ("instance-1",)),
         "full": Variant("instance + ranking, stage II", ("instance-1",)),
     },
+    "clip": {
+        "online": Variant("first round"),
+        "longer": Variant("second round without mined negatives", ("online",)),
+        "mined": Variant("second round with mined negatives", ("online",)),
+        "adap-off-quin": Variant("second round with AdapOffQuin", ("online",)),
+    },
 }
 STUDY_OPTIONS: dict[str, dict[str, Any]] = {"dual-path": {"tables": (2,)}}
 

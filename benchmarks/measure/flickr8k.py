@@ -1,6 +1,6 @@
 """Every method on Flickr8k: a grid of `benchmarks/grids/` on one GPU, several runs at once, one JSON file per row.
---grid scenes is a smaller grid on the generated scenes, --grid trials has settings that were tried before the recipes
-were settled, --grid small fits two CPU cores.
+--grid scenes is a smaller grid on the generated scenes, --grid clip has dual encoders from scratch on them, --grid
+trials has settings that were tried before the recipes were settled, --grid small fits two CPU cores.
 
     quintet data import flickr PATH_TO_FLICKR8K corpora/flickr8k
     quintet features corpora/flickr8k

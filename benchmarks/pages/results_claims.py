@@ -296,6 +296,17 @@ CLAIMS = (
         "HREM, Table 1 (COCO 5K, BiGRU, rsum): {} and {} alone, {} together".format(*MECHANISMS["words"]),
         _ensembles(),
     ),
+    *(
+        Claim(
+            f"{what} of a dual encoder",
+            "No paper's claim: the same second round, as long and from the same weights, without mined negatives",
+            tuple((f"{name}-{better}", f"{name}-longer") for name in ("clip", "siglip")),
+        )
+        for better, what in (
+            ("mined", "Mined hard negatives beside the batch help the contrastive and sigmoid losses"),
+            ("adap-off-quin", "AdapOffQuin as the second round improves on the losses"),
+        )
+    ),
     Claim(
         "The methods improve on small heads over frozen towers",
         "No paper's claim: two-layer heads over the frozen tower and a frozen text encoder",

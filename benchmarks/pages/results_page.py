@@ -39,6 +39,7 @@ class Page:
     file: str
     title: str
     about: str
+    needs: str = "a GPU, or days of two processor cores"  # of rows that are missing
     readings: Path | None = None  # written by hand, without numbers: what the numbers mean
 
 
@@ -49,12 +50,20 @@ PAGES = {
         "[Results on scenes](results-scenes.md) are on a generated corpus; [trials](results-trials.md) are settings "
         "that were tried before the recipes were settled. A [report](report-flickr8k/index.html) of some runs has "
         "training curves, ranks, searches and attention, without photographs.",
-        Path(__file__).parent / "results_readings.md",
+        readings=Path(__file__).parent / "results_readings.md",
     ),
     "scenes": Page(
         "results-scenes.md",
         "Results on scenes",
         "The corpus is [generated](scenes.md), the recipes are small; [results](results.md) are on photographs.",
+    ),
+    "clip": Page(
+        "results-clip.md",
+        "Do mined hard negatives help a contrastive model?",
+        "Small dual encoders are trained from scratch on a [generated corpus](scenes.md), by the recipes `clip-scenes` "
+        "and `siglip-scenes`: a first round, then a second from its weights, equally long without mined negatives, "
+        "with them beside the batch, and with the loss of AOQ.",
+        needs="about five minutes of a processor core each",
     ),
     "trials": Page(
         "results-trials.md",
@@ -88,7 +97,7 @@ AGREEMENT = """tau-c is the agreement with {judgements:,} expert judgements
 NOT_MEASURED = """
 ## Rows of the grid that are not measured
 
-They need a GPU, or days of two processor cores: `python -m benchmarks.measure.flickr8k --grid {grid}` trains what is
+They need {needs}: `python -m benchmarks.measure.flickr8k --grid {grid}` trains what is
 missing.
 
 """
@@ -176,7 +185,7 @@ def missing_text(grid: str, missing: Sequence[Row]) -> str:
     for row in missing:
         seeds[row.name].append(row.seed)
     lines = [f"- `{name}`, seed {', '.join(map(str, of_name))}" for name, of_name in seeds.items()]
-    return NOT_MEASURED.format(grid=grid) + "\n".join(lines) + "\n"
+    return NOT_MEASURED.format(grid=grid, needs=PAGES[grid].needs) + "\n".join(lines) + "\n"
 
 
 def head_text(grid: str, results: Results, done: int, total: int) -> str:

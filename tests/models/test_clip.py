@@ -15,7 +15,9 @@ from safetensors.torch import load_file, save_file
 from tests.models.dual_encoders import KINDS, reference_inputs, save_dual_encoder
 
 import quintet
+from quintet.data.batches import ImageBatch, TextBatch
 from quintet.errors import QuintetError
+from quintet.models import create_model
 from quintet.runs.onnx_export import export_onnx
 
 transformers = pytest.importorskip("transformers")
@@ -251,3 +253,26 @@ def test_folders_of_other_libraries_are_named(tmp_path: Path) -> None:
     for name in (tmp_path / "sentences", f"hf:{tmp_path / 'sentences'}"):
         with pytest.raises(QuintetError, match="sentence-transformers"):
             quintet.load(name)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_fragments_are_kept_in_training_alone_and_in_the_size_of_the_embedding(tmp_path: Path, kind: str) -> None:
+    save_dual_encoder(tmp_path, kind)
+    run = quintet.load(f"hf:{tmp_path}", device="cpu")
+    plain: Any = run.matcher
+    matcher: Any = create_model("clip", source=f"hf:{tmp_path}", keep_fragments=True).eval()
+    assert run.tokenizer is not None
+    texts = TextBatch.from_ids([run.tokenizer.ids(text) for text in TEXTS], run.tokenizer.pad)
+    images = ImageBatch(pixels=torch.stack([run.preprocess(image) for image in noise()]))
+    with torch.no_grad():
+        assert matcher.encode_texts(texts).fragments is None
+        assert matcher.encode_images(images).fragments is None
+        matcher.train().model.eval()  # BERT has dropout
+        text_codes, image_codes = matcher.encode_texts(texts), matcher.encode_images(images)
+        torch.testing.assert_close(text_codes.embedding, plain.encode_texts(texts).embedding)
+        torch.testing.assert_close(image_codes.embedding, plain.encode_images(images).embedding)
+        assert image_codes.fragments.shape == (len(SIZES), 16, matcher.embed_dim)
+        assert text_codes.real().sum(dim=1).tolist() == texts.lengths.tolist()
+        if kind == "clip":  # whose embedding of a text is that of its last token
+            last = text_codes.fragments[torch.arange(len(TEXTS)), texts.lengths - 1]
+            torch.testing.assert_close(torch.nn.functional.normalize(last), text_codes.embedding)

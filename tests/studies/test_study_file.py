@@ -136,7 +136,7 @@ def test_mistakes_in_options_are_named(options: dict[str, Any], message: str, tm
 
 
 def test_shipped_studies_are_found_by_name(tmp_path: Path) -> None:
-    assert list_studies() == ["aoq", "dual-path", "hrem", "mmca"]
+    assert list_studies() == ["aoq", "clip", "dual-path", "hrem", "mmca"]
     for name in list_studies():
         assert load_study(name).name == name
     with pytest.raises(RecipeError, match="did you mean 'aoq'"):

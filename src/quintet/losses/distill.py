@@ -78,7 +78,7 @@ class DistillObjective(nn.Module):
         """The teacher's codes of the whole training split, in its order."""
         self._codes = images, texts
         self._score = teacher.score  # not the module: its weights are no part of this loss
-        own = float(teacher.logit_scale) if isinstance(teacher, HasLogitScale) else 1 / self.temperature
+        own = float(teacher.logit_scale.detach()) if isinstance(teacher, HasLogitScale) else 1 / self.temperature
         self._scale = own if self.teacher_temperature is None else 1 / self.teacher_temperature
         if self.of == "embeddings":
             if images.embedding is None:

@@ -313,7 +313,7 @@ class RelationObjective(nn.Module):
     """Matching losses of initial and relation-enhanced embeddings (Eq. 14), and the regularisation of Eq. 11.
 
     Requirements: a matcher whose Codes have an embedding and, in training, the fragments before pooling (hrem, or vse++
-    with `keep_fragments: true`).
+    and clip with `keep_fragments: true`).
 
     Terms, one value for each anchor pair, the sum of both directions: `initial` L(v, u); after the warm-up also
     `enhanced` L(v', u'), `enhanced_images` L(v', u), `enhanced_texts` L(v, u') and `regularisation`. For the log, with
@@ -458,6 +458,6 @@ def _with_fragments(codes: Codes) -> Codes:
     if codes.fragments is None:
         raise RecipeError(
             "the relation loss reads fragments before pooling, and this matcher keeps none in training; "
-            "use it with hrem, with vse++ and matcher.keep_fragments=true, or set relations: none"
+            "use it with hrem, with vse++ or clip and matcher.keep_fragments=true, or set relations: none"
         )
     return Codes(fragments=widen(codes.fragments), mask=codes.mask)

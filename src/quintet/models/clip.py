@@ -6,7 +6,7 @@ Zhai, Mustafa, Kolesnikov, Beyer: Sigmoid Loss for Language Image Pre-Training, 
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
 import torch
@@ -56,9 +56,10 @@ class DualEncoder(nn.Module):
 
     image_input: Literal["fragments", "pixels"] = "pixels"
 
-    def __init__(self, model: Any, preprocess: Preprocess, text: TextInput) -> None:
+    def __init__(self, model: Any, preprocess: Preprocess, text: TextInput, keep_fragments: bool = False) -> None:
         super().__init__()
         self.model: Any = model
+        self.keep_fragments = keep_fragments  # in training
         self.preprocess = preprocess
         self.text = text
         self.embed_dim = _embed_dim(model.config)
@@ -75,7 +76,12 @@ class DualEncoder(nn.Module):
         return getattr(self.model, "logit_bias", 0.0)
 
     def encode_images(self, images: ImageBatch) -> Codes:
-        return _codes(self.model.get_image_features(**self._image_input(images)))
+        if not (self.keep_fragments and self.training):
+            return _codes(self.model.get_image_features(**self._image_input(images)))
+        patches, real, codes = self.patches(images)
+        if self.model.config.model_type not in FULL_LENGTH:  # SigLIP's patches are of the embedding's size
+            patches = self.model.visual_projection(self.model.vision_model.post_layernorm(patches))  # (n, L, d)
+        return replace(codes, fragments=patches, mask=real)
 
     def patches(self, images: ImageBatch) -> tuple[Tensor, Tensor | None, Codes]:
         """The last layer's patches (n, L, width), which of them are real (None: all), and the Codes of the images."""
@@ -124,7 +130,12 @@ class DualEncoder(nn.Module):
         return {"pixel_values": patches, "pixel_attention_mask": real.long(), "spatial_shapes": grid}
 
     def encode_texts(self, texts: TextBatch) -> Codes:
-        return _codes(self.model.get_text_features(**self._text_input(texts)))
+        if not (self.keep_fragments and self.training):
+            return _codes(self.model.get_text_features(**self._text_input(texts)))
+        words, codes = self.words(texts)
+        siglip = self.model.config.model_type in FULL_LENGTH
+        project = self.model.text_model.head if siglip else self.model.text_projection
+        return replace(codes, fragments=project(words), mask=texts.real())  # (n, L, d)
 
     def _text_input(self, texts: TextBatch) -> dict[str, Tensor]:
         if texts.tokens.shape[1] > self.max_length:
@@ -173,6 +184,7 @@ def build_clip(
     pretrained: bool = True,
     vocabulary_size: int | None = None,
     end_token: int | None = None,
+    keep_fragments: bool = False,
 ) -> DualEncoder:
     """A dual encoder of transformers: CLIP, SigLIP, SigLIP 2, AltCLIP, Chinese-CLIP, or MetaCLIP.
 
@@ -181,6 +193,8 @@ def build_clip(
       What its `text_config` leaves out about the vocabulary is that of the tokenizer: `vocabulary_size`, `end_token`.
     - `preprocess`, `text`: how it wants images and token ids; by default as its processor says.
     - `pretrained=False` makes the model of `source` without reading its weights.
+    - `keep_fragments` keeps patches and words, projected as their whole is, in the Codes of training, for the loss
+      `relation`.
 
     A run keeps `config`, `preprocess` and `text`, so that it opens without `source`.
     """
@@ -204,7 +218,7 @@ def build_clip(
         )
     view = Preprocess.from_state(preprocess) if preprocess is not None else _default_view(model.config)
     _check_image_size(view, model.config, source or "the configuration")
-    return DualEncoder(model, view, _text_input(text, model.config))
+    return DualEncoder(model, view, _text_input(text, model.config), keep_fragments)
 
 
 def _with_vocabulary(config: dict[str, Any], size: int, end: int | None) -> dict[str, Any]:

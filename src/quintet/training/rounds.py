@@ -31,11 +31,7 @@ def online_offline(recipe: Recipe) -> tuple[Stages, Stages]:
     cut = with_quintuplet[0] if with_quintuplet else len(names)
     first = content[:cut] or [_with_triplet(content[0])]
     second = content[cut:] or [_with_quintuplet(content[-1])]
-    if second[0]["negatives"]["from"] in names[:cut]:
-        second[0]["negatives"]["from"] = ROUND_ONE
-    if second[0]["init"] == "previous":
-        second[0]["init"] = ROUND_ONE
-    return first, second
+    return first, _from_round_one(second, names[:cut])
 
 
 def _with_quintuplet(stage: dict[str, Any]) -> dict[str, Any]:
@@ -72,7 +68,30 @@ def instance_ranking(recipe: Recipe) -> tuple[Stages, Stages]:
     return content[:-1], content[-1:]
 
 
+def before_mining(recipe: Recipe) -> tuple[Stages, Stages]:
+    """The stages before the first with offline negatives, and those from it on, which mine with round one's run."""
+    content = recipe.model_dump(mode="json", by_alias=True)["stages"]
+    names = [stage.name for stage in recipe.stages]
+    cut = next((number for number, stage in enumerate(recipe.stages) if stage.negatives is not None), 0)
+    if cut == 0:
+        raise RecipeError(
+            f"recipe {recipe.name!r} has not the two rounds that this study compares: stages without `negatives`, then "
+            "one that mines with them, as in clip-scenes"
+        )
+    return content[:cut], _from_round_one(content[cut:], names[:cut])
+
+
+def _from_round_one(second: Stages, first: list[str]) -> Stages:
+    """The second round, with the run of round one in place of its stages."""
+    if second[0]["negatives"]["from"] in first:
+        second[0]["negatives"]["from"] = ROUND_ONE
+    if second[0]["init"] == "previous":
+        second[0]["init"] = ROUND_ONE
+    return second
+
+
 ROUNDS: dict[str, Callable[[Recipe], tuple[Stages, Stages]]] = {
     "online-offline": online_offline,
     "instance-ranking": instance_ranking,
+    "before-mining": before_mining,
 }
