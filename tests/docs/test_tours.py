@@ -32,6 +32,7 @@ from tests.data.formats import (
 )
 from tests.docs.commands import PAGES, Line, commands
 from tests.docs.conftest import fenced_blocks
+from tests.models.dual_encoders import save_dual_encoder
 from tests.runs.convert.test_translate import save_vsepp
 
 pytestmark = pytest.mark.timeout(1500)
@@ -76,10 +77,6 @@ NOT_RUN = {
     "hf:jxie/flickr8k": "a data set of the hub, to download",
     "hf:umaru97/flickr30k_train_val_test": "a data set of the hub, to download",
     "hf:facebook/dinov2-small": "a model of the hub, to download",
-    "hf:openai/clip-vit-base-patch32": "a model of the hub, to download",
-    "scan-clip": "a model of the hub, to download",
-    "hrem-clip": "a model of the hub, to download",
-    "runs/scan-clip-pixels": "a run that needs a model of the hub",
     "push": "uploads to the hub; tests/runs/test_hub.py does, to a stand-in",
     "mmca-f30k": "BERT of the hub, to download",
     "model_best.pth": "a checkpoint of the authors, to download",
@@ -96,6 +93,7 @@ COMPLETE = {
     "docs/tutorials/search-your-photos.md": "photos.index/items.sqlite",
     "docs/tutorials/train-a-method.md": "towers/images.onnx",
     "docs/tutorials/reproduce-a-table.md": "studies/mmca/tables.md",
+    "docs/tutorials/fine-tune-clip.md": "student.index/items.sqlite",
 }
 TOURS = [
     page for page in PAGES if any(line.quintet and not NOT_RUN.keys() & set(line.words) for line in commands(page))
@@ -128,7 +126,8 @@ def run(line: Line, home: Path) -> str:
 
 def environment(home: Path) -> dict[str, str]:
     # BROWSER: what `--open` starts. Two processes of gloo meet on this computer only.
-    return os.environ | {"HOME": str(home), "BROWSER": "true", "COLUMNS": "200", "GLOO_SOCKET_IFNAME": "lo"}
+    more = {"HOME": str(home), "BROWSER": "true", "COLUMNS": "200", "GLOO_SOCKET_IFNAME": "lo", "HF_HUB_OFFLINE": "1"}
+    return os.environ | more
 
 
 @contextmanager
@@ -254,8 +253,23 @@ def flickr8k(home: Path, made: Path) -> None:
     (home / "sources/pieces/vocab.txt").write_text("\n".join([*special, *words]) + "\n")
 
 
+def hub_models(home: Path) -> None:
+    """Small models in the hub's cache, under the names of the published ones and with their sizes of images."""
+    for name, kind, patch in (
+        ("openai/clip-vit-base-patch32", "clip", 32),
+        ("openai/clip-vit-large-patch14", "clip", 14),
+        ("google/siglip-base-patch16-224", "siglip", 16),
+    ):
+        folder = home / ".cache/huggingface/hub" / f"models--{name.replace('/', '--')}"
+        save_dual_encoder(folder / "snapshots/1", kind, image=224, patch=patch, limit=77)
+        (folder / "refs").mkdir()
+        (folder / "refs/main").write_text("1")
+
+
 def prepare(page: str, home: Path, made: Callable[[], Path]) -> None:
     """What a page speaks of, beside runs and corpora."""
+    if page in ("docs/methods/clip.md", "docs/tutorials/fine-tune-clip.md"):
+        hub_models(home)
     if page == "docs/corpora.md":
         shutil.copytree(home / "trip", home / "holiday")
     if page in ("docs/corpora.md", "docs/methods/dual-path.md"):
