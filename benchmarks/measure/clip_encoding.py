@@ -5,14 +5,16 @@
 
 The model has the sizes of CLIP ViT-B/32 and random weights: time does not depend on training. Four comparisons:
 prepared pixels, prepared token ids, image files from disk (bare: the model's own processor, then the model), and
-strings (bare: the model's own tokenizer, then the model). Each is repeated, ours and bare in turn. Shares are of
-elapsed time, and of the CPU time of this process, which other programs on the machine disturb least.
+strings (bare: the model's own tokenizer, then the model). Each is repeated, ours and bare in turn, and who begins
+changes with every turn. A share is the median over the turns of bare time over ours: of elapsed time, and of the CPU
+time of this process, which other programs on the machine disturb least.
 Writes benchmarks/results/clip_encoding_DEVICE.json.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import string
 import tempfile
 import time
@@ -59,21 +61,25 @@ def captions(count: int, chance: np.random.Generator) -> list[str]:
 
 
 def in_turn(ours: Callable[[], Any], bare: Callable[[], Any], repeats: int, device: torch.device) -> dict[str, Any]:
-    """The best of some repeats of each, in seconds."""
+    """Median seconds of each, and the medians of what one turn after the other gives."""
     seconds: dict[str, list[tuple[float, float]]] = {"ours": [], "bare": []}
-    for _ in range(repeats + 1):  # the first warms up
-        for name, work in (("ours", ours), ("bare", bare)):
+    ways = [("ours", ours), ("bare", bare)]
+    for turn in range(repeats + 1):  # the first warms up
+        for name, work in ways if turn % 2 else reversed(ways):
             elapsed, cpu = time.perf_counter(), time.process_time()
             work()
             if device.type == "cuda":
                 torch.cuda.synchronize()
             seconds[name].append((time.perf_counter() - elapsed, time.process_time() - cpu))
-    best = {name: [min(column) for column in zip(*found[1:], strict=True)] for name, found in seconds.items()}
+    mine, theirs = np.array(seconds["ours"][1:]), np.array(seconds["bare"][1:])  # (turns, 2): elapsed, of the CPU
+    share = np.median(theirs / mine, axis=0)
+    medians = {"ours": np.median(mine, axis=0), "bare": np.median(theirs, axis=0)}
     return {
-        "seconds": {name: value[0] for name, value in best.items()},
-        "cpu_seconds": {name: value[1] for name, value in best.items()},
-        "share_of_bare": best["bare"][0] / best["ours"][0],
-        "share_of_bare_by_cpu_time": best["bare"][1] / best["ours"][1],
+        "seconds": {name: float(value[0]) for name, value in medians.items()},
+        "cpu_seconds": {name: float(value[1]) for name, value in medians.items()},
+        "share_of_bare": float(share[0]),
+        "share_of_bare_by_cpu_time": float(share[1]),
+        "turns": {"ours": mine.tolist(), "bare": theirs.tolist()},
     }
 
 
@@ -135,7 +141,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--batches", type=int, default=3)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     device = pick_device(arguments.device)
@@ -155,6 +161,7 @@ def main() -> None:
         "model": "CLIP ViT-B/32 with random weights, float32",
         "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
         **settings,
+        "load": os.getloadavg()[0],
         "transformers": transformers.__version__,
         "results": found,
         "provenance": provenance(),

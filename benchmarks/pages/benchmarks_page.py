@@ -191,6 +191,46 @@ def epoch_times(name: str, found: dict[str, Any]) -> str:
     return f"{found['device']}, alone, the first stage after its warm-up (`{name}`)\n\n" + table(columns, rows)
 
 
+def gradient_caching(name: str, found: dict[str, Any]) -> str:
+    settings, on_gpu = found["settings"], found["device"] != "CPU"
+    key, what = ("seconds", "s") if on_gpu else ("cpu_seconds", "processor s")
+    rows = [
+        (
+            row["size"],
+            *(f"{row[way][key]:.2f}" for way in ("plain", "chunks")),
+            f"{row['times_slower']:.2f}",
+            *(f"{row[way]['peak_bytes'] / 2**30:.2f}" for way in ("plain", "chunks")),
+            f"{row['times_less_memory']:.1f}",
+        )
+        for row in found["rows"]
+    ]
+    columns = ("batch", f"plain, {what}", f"chunks, {what}", "times longer", "plain, GiB", "chunks, GiB", "times less")
+    threads = "" if on_gpu else f" with {settings['threads']} threads"
+    about = (
+        f"{found['device']}{threads}, a CLIP with {found['parameters'] / 1e6:.0f} million parameters in "
+        f"{settings['precision']}, chunks of {settings['chunk']} pairs. The peak is that of a step, above weights and "
+        f"gradients; ratios are medians of {settings['rounds']} rounds (`{name}`)."
+    )
+    return f"{about}\n\n{table(columns, rows)}"
+
+
+def clip_encoding(name: str, found: dict[str, Any]) -> str:
+    rows = [
+        (
+            what.replace("_", " "),
+            *(f"{row['seconds'][way]:.3f}" for way in ("ours", "bare")),
+            *(f"{100 * row[share]:.0f} %" for share in ("share_of_bare", "share_of_bare_by_cpu_time")),
+        )
+        for what, row in found["results"].items()
+    ]
+    columns = ("what", "ours, s", "transformers, s", "of its speed", "by processor time")
+    threads = "" if found["device"] != "cpu" else f" with {found['threads']} threads"
+    about = (
+        f"{found['model']}, {found['device'].upper()}{threads}, batches of {found['batch_size']}, in turn (`{name}`)."
+    )
+    return f"{about}\n\n{table(columns, rows)}"
+
+
 def main() -> None:
     parts = [HEAD]
     attention = [(name, read(name)) for name in ("cross_attention_h200.json", "cross_attention_cpu.json")]
@@ -244,6 +284,8 @@ def main() -> None:
             accuracy_speed,
             ("accuracy_speed_h200.json", "accuracy_speed_flickr8k_h200.json", "accuracy_speed_flickr8k_cpu.json"),
         ),
+        ("Gradient caching", gradient_caching, ("gradient_caching_cpu.json", "gradient_caching_cuda.json")),
+        ("CLIP against bare transformers", clip_encoding, ("clip_encoding_cpu.json", "clip_encoding_cuda.json")),
         ("HREM against score-based matchers", hrem_speed, ("hrem_speed_h200.json", "hrem_speed_cpu.json")),
         ("Indexing images", search_tables.encoding, ("encoding_cuda.json", "encoding_cpu.json")),
         ("The line before weak results", search_tables.weak_line, ("weak_line.json",)),

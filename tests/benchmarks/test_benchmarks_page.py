@@ -106,6 +106,16 @@ def test_epoch_times_become_a_table(page: Any, tmp_path: Path) -> None:
     assert "| aoq-scan-flickr8k | 128 | 235 | one by one | 4.0 | 8.7 |  |" in text
 
 
+def test_gradient_caching_becomes_a_table(page: Any, tmp_path: Path) -> None:
+    plain = {"seconds": 9.0, "cpu_seconds": 8.0, "peak_bytes": 3 * 2**30}
+    chunks = {"seconds": 12.0, "cpu_seconds": 10.0, "peak_bytes": 2**29}
+    row = {"size": 512, "plain": plain, "chunks": chunks, "times_slower": 1.25, "times_less_memory": 6.0}
+    settings = {"chunk": 32, "rounds": 3, "threads": 2, "precision": "float32"}
+    found = {"device": "CPU", "settings": settings, "parameters": 11_000_000, "rows": [row]}
+    (tmp_path / "gradient_caching_cpu.json").write_text(json.dumps(found))
+    assert "| 512 | 8.00 | 10.00 | 1.25 | 3.00 | 0.50 | 6.0 |" in page()
+
+
 def test_mining_becomes_a_table(page: Any, tmp_path: Path) -> None:
     side = {"not_among_the_best": 1}
     check = {"scored_again": {"images": 3, "texts": 4}, "texts": side, "images": side}
