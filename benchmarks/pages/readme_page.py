@@ -9,6 +9,7 @@ import statistics
 from collections.abc import Callable
 from pathlib import Path
 
+from benchmarks.measure.readme_tour import TOUR
 from benchmarks.pages.generated_part import fill
 from benchmarks.pages.plain_table import table
 from benchmarks.pages.results_compare import read_results
@@ -75,12 +76,29 @@ def photos() -> str:
     )
 
 
-PARTS: dict[str, Callable[[], str]] = {"photos": photos, "methods": methods}
+def tour() -> str:
+    """The commands that train and compare methods, each with its time."""
+    measured = read_json(RESULTS / "readme_tour.json")
+    width = max(map(len, TOUR))
+    lines = [f"{command:{width}}  # {what}; {_time(measured['seconds'][command])}" for command, what in TOUR.items()]
+    about = f"The times are those of {measured['cores']} idle CPU cores. A GPU is used where there is one."
+    return "\n".join(("```", *lines, "```")) + f"\n\n{about}"
+
+
+def _time(seconds: float) -> str:
+    """As it is said: in tens of seconds, then in halves of minutes."""
+    if seconds < 55:
+        return f"{max(10 * round(seconds / 10), 10)} s"
+    return f"{max(1, round(seconds / 30) / 2):g} min"
+
+
+PARTS: dict[str, Callable[[], str]] = {"photos": photos, "tour": tour, "methods": methods}
 
 
 def page(text: str) -> str:
     for part, content in PARTS.items():
-        text = fill(PAGE, text, part, content())
+        if part != "tour" or (RESULTS / "readme_tour.json").exists():  # else its times are not measured yet
+            text = fill(PAGE, text, part, content())
     return text
 
 

@@ -5,12 +5,28 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_the_readme_is_what_the_script_writes(script: Any) -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert script("readme_page").page(text) == text, "run python -m benchmarks.pages.readme_page"
+
+
+def test_the_tour_is_what_the_readme_prints_with_the_time_of_each_command(
+    script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page, commands = script("readme_page"), list(script("readme_tour").TOUR)
+    times = dict(zip(commands, (3.0, 57.0, 128.0, 95.0, 8.1), strict=True))
+    (tmp_path / "readme_tour.json").write_text(json.dumps({"cores": 2, "seconds": times}))
+    monkeypatch.setattr(page, "RESULTS", tmp_path)
+    lines = page.tour().splitlines()[1:6]
+    assert [line.rpartition("; ")[2] for line in lines] == ["10 s", "1 min", "2 min", "1.5 min", "10 s"]
+    assert [line.partition("#")[0].strip() for line in lines] == commands
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert all(line.rpartition("; ")[0] in text for line in lines)
 
 
 def test_a_row_has_the_means_of_its_result_files_and_rows_are_in_order(script: Any) -> None:
