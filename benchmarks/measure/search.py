@@ -52,7 +52,9 @@ from quintet.search.vectors import CodeFiles, CodeWriter, FileSet
 
 BLOCK = 10_000
 CENTRES, SPREAD = 2000, 0.9
-WORDS = [f"word{number}" for number in range(5000)]
+WORDS = [
+    "word" + "".join(chr(97 + int(digit)) for digit in f"{number:04}") for number in range(5000)
+]  # of letters alone
 TEXT = 12  # words
 RATIO, GIBIBYTES = 1.2, 3.0  # what is asked: times bare FAISS, and for a million of 512 numbers
 

@@ -21,6 +21,7 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
+from types import NoneType
 from typing import IO, Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -474,6 +475,20 @@ def _row(entry: Entry) -> tuple[object, ...]:
     return (item.id, item.kind, item.root, item.path, item.text, metadata, entry.content, entry.stamp, entry.row)
 
 
+# What SQLite may give for each of _COLUMNS, where the database is not damaged.
+_TYPES: tuple[set[type], ...] = (
+    {str},
+    {str},
+    {int, NoneType},
+    {str, NoneType},
+    {str, NoneType},
+    {str},
+    {str},
+    {str},
+    {int},
+)
+
+
 def _entries(rows: Sequence[Sequence[Any]]) -> list[Entry]:
     """The metadata of all rows are read at once, in a fifth of the time."""
     try:
@@ -484,23 +499,11 @@ def _entries(rows: Sequence[Sequence[Any]]) -> list[Entry]:
         ]
     except (ValueError, TypeError, RecursionError) as error:
         raise StaleIndex(f"an item of the index is damaged ({_why(error)}); build the index again") from None
-    if not all(map(_is_plain, found)):
+    columns = [set(map(type, column)) for column in zip(*rows, strict=True)]
+    is_plain = all(types <= allowed for types, allowed in zip(columns, _TYPES, strict=bool(rows)))
+    if not (is_plain and {dict}.issuperset(map(type, metadata)) and {*KINDS}.issuperset(row[1] for row in rows)):
         raise StaleIndex("an item of the index is damaged; build the index again")
     return found
-
-
-def _is_plain(entry: Entry) -> bool:
-    item = entry.item
-    return (
-        isinstance(item.id, str)
-        and item.kind in KINDS
-        and isinstance(item.path, str | None)
-        and isinstance(item.root, int | None)
-        and isinstance(item.text, str | None)
-        and isinstance(item.metadata, dict)
-        and isinstance(entry.row, int)
-        and isinstance(entry.content, str)
-    )
 
 
 def _check_ours(connection: sqlite3.Connection, path: Path) -> None:

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from quintet.data.vocabulary import WordVocabulary, split_words
 from quintet.search import EmptyQuery, QueryTooLong, SearchError, UnknownWords
 from quintet.search.sources import LONGEST_TEXT
 from quintet.search.stores.store import is_text
+from quintet.search.vectors import products
 
 if TYPE_CHECKING:
     from quintet.data.tokenizers import Tokenizer
@@ -85,16 +85,8 @@ class Spread:
     @classmethod
     def of(cls, query: np.ndarray, sample: np.ndarray) -> Spread:
         """`query`: (dim,); `sample`: (m, dim), vectors of items."""
-        scores = products(sample, query).astype(np.float64)
+        scores = products(sample, query[None])[:, 0].astype(np.float64)
         return cls(float(scores.mean()), max(float(scores.std()), 1e-9))
-
-
-def products(vectors: np.ndarray, query: np.ndarray) -> np.ndarray:
-    """(n,): of vectors (n, dim) with one.
-
-    By torch, whose threads are at work already: numpy's own would wait for the same cores, 30 times as long.
-    """
-    return (torch.from_numpy(vectors) @ torch.from_numpy(query)).numpy()
 
 
 def combined(parts: Sequence[tuple[float, np.ndarray]], sample: np.ndarray) -> tuple[np.ndarray, float]:
@@ -117,15 +109,15 @@ def near_distance(sample: np.ndarray) -> float:
     limit = NEAR * 2 * float(sample.astype(np.float64).var(axis=0).sum())
     pairs = _squared_distances(sample)[np.triu_indices(len(sample), 1)]
     most = PAIRS * len(sample)
-    return limit if len(pairs) <= most else min(limit, float(np.partition(pairs, most)[most]))
+    return limit if len(pairs) <= most else min(limit, max(0.0, float(np.partition(pairs, most)[most])))
 
 
 def _squared_distances(vectors: np.ndarray) -> np.ndarray:
-    """(n, n)."""
-    rows = torch.from_numpy(vectors.astype(np.float64))
-    inner = (rows @ rows.T).numpy()  # by torch, as in `products`
-    squares = inner.diagonal()
-    return np.maximum(squares[:, None] + squares - 2 * inner, 0)
+    """(n, n), in float64. What should be zero may be a little less."""
+    rows = vectors.astype(np.float64)
+    found = products(rows, rows)
+    squares = found.diagonal()
+    return squares[:, None] + squares - 2 * found
 
 
 def near_duplicates(vectors: np.ndarray, distance: float) -> list[int]:
@@ -134,10 +126,12 @@ def near_duplicates(vectors: np.ndarray, distance: float) -> list[int]:
     >>> near_duplicates(np.array([[0.0, 1.0], [1.0, 0.0], [0.0, 0.9]]), distance=0.2)
     [0, 1, 0]
     """
-    rounding = 1e-12 * float((vectors.astype(np.float64) ** 2).sum(axis=1).max(initial=0))
-    near = np.tril(_squared_distances(vectors) <= distance + rounding, -1)  # to better ones only
+    rounding = 1e-12 * float(np.square(vectors, dtype=np.float64).sum(axis=1).max(initial=0))
+    near = _squared_distances(vectors) <= distance + rounding
     first = np.arange(len(vectors))
-    for number in np.flatnonzero(near.any(axis=1)):
-        same = np.flatnonzero(near[number] & (first == np.arange(len(vectors))))
-        first[number] = same[0] if len(same) else number
+    if near.sum() > len(first):  # more than each to itself
+        near = np.tril(near, -1)  # to better ones only
+        for number in np.flatnonzero(near.any(axis=1)):
+            same = np.flatnonzero(near[number] & (first == np.arange(len(vectors))))
+            first[number] = same[0] if len(same) else number
     return list(first.tolist())

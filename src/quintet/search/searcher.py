@@ -46,13 +46,13 @@ from quintet.search.queries import (
     check_query,
     combined,
     near_duplicates,
-    products,
     strange_words,
     words_of,
 )
 from quintet.search.stores import Where, parse_where
 from quintet.search.stores.choice import is_own
 from quintet.search.stores.store import Address
+from quintet.search.vectors import products
 
 PATIENCE = 60.0  # seconds to open an index that is exchanged again and again
 Image = PILImage | os.PathLike[str]
@@ -528,7 +528,8 @@ class Searcher:
         if self._chance is None:
             return -math.inf
         best = np.array([group[0][1] for group in groups])
-        return self._chance.line(products(self._opened.sample("image"), vector), best, self.manifest.counts["image"])
+        scores = products(self._opened.sample("image"), vector[None])[:, 0]  # (m,)
+        return self._chance.line(scores, best, self.manifest.counts["image"])
 
     @cached_property
     def _chance(self) -> ChanceScores | None:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import cached_property
-from math import isqrt
+from math import isqrt, sqrt
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from quintet.errors import first_line
 from quintet.files import atomic_write
@@ -22,7 +20,7 @@ from quintet.search import StaleIndex, StoreError
 from quintet.search.items import Entry, ItemDatabase, Kind
 from quintet.search.stores.store import required
 from quintet.search.stores.where import Where
-from quintet.search.vectors import FileSet, Vectors, adopt, announce, crc32_of, open_file
+from quintet.search.vectors import FileSet, Vectors, adopt, announce, crc32_of, open_file, products
 
 FaissKind = Literal["flat", "hnsw", "ivf"]
 FAISS_KINDS: tuple[FaissKind, ...] = get_args(FaissKind)
@@ -38,10 +36,10 @@ FEW = 0.02  # below this share of selected rows, comparing each of them is quick
 
 BLOCK_BYTES = 64 << 20  # of scores at a time
 GATHER = 0.25  # below this share of selected rows, they are copied together rather than compared with all others
-FAISS_FROM = 4096  # vectors; importing FAISS takes a quarter of a second, and of fewer torch is as quick
+FAISS_FROM = 4096  # vectors; importing FAISS takes a quarter of a second, and of fewer numpy is as quick
 SPARE = 8  # candidates fetched beyond k, so that ties and rounding at the boundary are seen
 QUERIES = 1024  # at a time
-FILTERS = 16  # selections that are remembered: the same filter comes with every query of a visitor
+FILTERS = 16  # selections that are remembered, and settings of FAISS: the same come with every query of a visitor
 
 
 # Every vector is compared
@@ -69,21 +67,25 @@ def _best_of(
     queries: np.ndarray, m: int, blocks: Iterable[tuple[np.ndarray, np.ndarray]], allowed: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray]:
     """`blocks`: rows (b,) with their vectors (b, dim)."""
-    asked = torch.from_numpy(queries)
-    best = asked.new_full((len(queries), m), -torch.inf), torch.full((len(queries), m), -1)
+    best = np.full((len(queries), m), -np.inf, np.float32), np.full((len(queries), m), -1)
     for rows, vectors in blocks:
-        scores = asked @ torch.from_numpy(vectors).T  # (n, b)
+        scores = products(queries, vectors)  # (n, b)
         if allowed is not None:
-            scores.masked_fill_(~torch.from_numpy(allowed[rows]), -torch.inf)
-        top, positions = scores.topk(min(m, len(rows)), dim=1)  # (n, <= m)
-        best = _merge(best, (top, torch.where(top.isneginf(), -1, torch.from_numpy(rows)[positions])), m)
-    return best[0].numpy(), best[1].numpy()
+            scores[:, ~allowed[rows]] = -np.inf
+        best = _merge(best, (scores, np.broadcast_to(rows, scores.shape)), m)
+    return best
 
 
-def _merge(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor], m: int) -> tuple[Tensor, Tensor]:
-    """The m best of two lists of scores and rows, each (n, any)."""
-    scores, positions = torch.cat([one[0], other[0]], dim=1).topk(m, dim=1)  # (n, m)
-    return scores, torch.cat([one[1], other[1]], dim=1).gather(1, positions)
+def _merge(
+    one: tuple[np.ndarray, np.ndarray], other: tuple[np.ndarray, np.ndarray], m: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The m best of two lists of scores and rows, each (n, any), best first. Row -1 where a score is -inf."""
+    scores, rows = np.concatenate([one[0], other[0]], axis=1), np.concatenate([one[1], other[1]], axis=1)
+    best = np.argpartition(-scores, m - 1, axis=1)[:, :m]  # (n, m), in any order
+    order = np.argsort(-np.take_along_axis(scores, best, axis=1), axis=1)
+    best = np.take_along_axis(best, order, axis=1)
+    scores = np.take_along_axis(scores, best, axis=1)
+    return scores, np.where(np.isneginf(scores), -1, np.take_along_axis(rows, best, axis=1))
 
 
 # FAISS
@@ -142,6 +144,17 @@ def read_index(folder: Path, notes: Mapping[str, Any]) -> Any:
         return required("faiss", "index").read_index(str(path))
     except RuntimeError as error:
         raise StaleIndex(f"{path} cannot be read ({first_line(error)}); build the index again") from None
+
+
+@contextmanager
+def threads_for(faiss: Any, queries: int) -> Iterator[None]:
+    """FAISS shares a search out among threads by queries; more threads than queries only wait, and slow the others."""
+    before = faiss.omp_get_max_threads()  # of this thread
+    faiss.omp_set_num_threads(min(before, queries))
+    try:
+        yield
+    finally:
+        faiss.omp_set_num_threads(before)
 
 
 def search_parameters(index: Any, m: int, share: float, selector: Any) -> Any:
@@ -204,6 +217,7 @@ class Selection:
     allowed: np.ndarray | None = None  # (rows,) bool; None: every row
     share: float = 1.0
     few: np.ndarray | None = None  # where they are few: (count,) int64, and only these are compared
+    _parameters: dict[int, Any] = field(default_factory=dict)
 
     @cached_property
     def selector(self) -> Any:
@@ -211,6 +225,15 @@ class Selection:
         if self.allowed is None:
             return None
         return required("faiss", "index").IDSelectorBitmap(np.packbits(self.allowed, bitorder="little"))
+
+    def parameters(self, index: Any, m: int) -> Any:
+        """Those of FAISS for m results. They are kept: making them takes as long as reading some items."""
+        found = self._parameters.get(m)
+        if found is None:
+            if len(self._parameters) == FILTERS:
+                self._parameters.clear()
+            found = self._parameters[m] = search_parameters(index, m, self.share, self.selector)
+        return found
 
 
 class VectorSearch:
@@ -224,8 +247,8 @@ class VectorSearch:
         self._noise = (vectors.dim + 2) * 2.0**-24 * vectors.norm
         self._selections: OrderedDict[Where | None, Selection] = OrderedDict()
         self._lock = threading.Lock()
-        self._faiss: Any = None  # torch compares, too, only slower
-        if len(vectors) >= FAISS_FROM:
+        self._faiss: Any = None  # numpy compares, too, only slower
+        if index is not None or len(vectors) >= FAISS_FROM:
             with suppress(StoreError):
                 self._faiss = required("faiss", "index")
 
@@ -256,11 +279,10 @@ class VectorSearch:
         """The rows that can be among the k best, and their scores: float64 products rounded to float32. Engines rank by
         products that depend in their last bits on where a vector lies; more are fetched until this cannot matter.
         """
-        doubt = 2 * self._noise * float(np.linalg.norm(query))
+        doubt = 2 * self._noise * sqrt(query @ query)
         while len(rows) < selection.count and scores[k - 1] - scores[-1] <= doubt:
             (scores,), (rows,) = self._nearest(query[None], min(4 * len(rows), selection.count), selection)
-        picked = self.vectors.pick(rows).astype(np.float64)
-        exact = np.einsum("nd,d->n", picked, query.astype(np.float64)).astype(np.float32)
+        exact = np.einsum("nd,d->n", self.vectors.pick(rows), query, dtype=np.float64).astype(np.float32)
         among = exact >= np.partition(exact, len(exact) - k)[len(exact) - k]  # all that equal the k-th, too
         return rows[among], exact[among]
 
@@ -274,8 +296,8 @@ class VectorSearch:
             if whole is None or self._faiss is None:
                 return scan(self.vectors, queries, m, allowed)
             return self._compare_all(whole, queries, m, selection.selector)
-        parameters = search_parameters(self._index, m, selection.share, selection.selector)
-        scores, rows = self._index.search(queries, m, params=parameters)
+        with threads_for(self._faiss, len(queries)):
+            scores, rows = self._index.search(queries, m, params=selection.parameters(self._index, m))
         if self._indexed < len(self.vectors):
             scores, rows = self._with_tail(queries, m, allowed, scores, rows)
         short = rows[:, -1] < 0  # the index did not come across enough of the selected rows
@@ -291,17 +313,16 @@ class VectorSearch:
         scores = np.empty((len(queries), m), dtype=np.float32)
         rows = np.empty((len(queries), m), dtype=np.int64)
         sizes = (vectors.shape[1], len(queries), len(vectors), m)
-        self._faiss.knn_inner_product(point(queries), point(vectors), *sizes, point(scores), point(rows), selector)
+        with threads_for(self._faiss, len(queries)):
+            self._faiss.knn_inner_product(point(queries), point(vectors), *sizes, point(scores), point(rows), selector)
         return scores, rows
 
     def _with_tail(
         self, queries: np.ndarray, m: int, allowed: np.ndarray | None, scores: np.ndarray, rows: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        tail_scores, tail_rows = map(torch.from_numpy, scan(self.vectors, queries, m, allowed, first=self._indexed))
         # FAISS marks what it did not find by -1 and the lowest finite number.
         scores = np.where(rows < 0, np.float32(-np.inf), scores)
-        best, at = _merge((torch.from_numpy(scores), torch.from_numpy(rows)), (tail_scores, tail_rows), m)
-        return best.numpy(), at.numpy()
+        return _merge((scores, rows), scan(self.vectors, queries, m, allowed, first=self._indexed), m)
 
     def _selection(self, where: Where | None) -> Selection:
         with self._lock:

@@ -26,26 +26,29 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from io import FileIO
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from quintet.codes import Codes
 from quintet.files import remove_empty, remove_partials, sync_folder, write_synced
 from quintet.search import StaleIndex, StoreError
 from quintet.search.index_folder import KEPT_FILE
 from quintet.search.items import RESUMES, ItemDatabase, Kind
 
+if TYPE_CHECKING:  # torch is imported where codes are written or read: a search by text reads vectors only
+    from torch import Tensor
+
+    from quintet.codes import Codes
+
 PARTS = ("embedding", "fragments", "boxes")
 RAGGED = PARTS[1:]
-STORED = {"float32": torch.int32, "float16": torch.int16, "bfloat16": torch.int16}  # numpy knows no bfloat16: as bits
+STORED = {"float32": "int32", "float16": "int16", "bfloat16": "int16"}  # numpy knows no bfloat16: as bits
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int32": 4}
 LARGEST_ROW = 1 << 24  # bytes
 LOADED_BYTES = 4 << 30  # embeddings that are kept in memory to be compared; more are read anew for every search
 READ_BYTES = 16 << 20  # at a time, to compare checksums
 COPIED = 4096  # rows at a time
+FEW_PRODUCTS = 1 << 20  # of single numbers: half a millisecond of one core
 
 
 @dataclass(frozen=True)
@@ -164,6 +167,8 @@ class CodeWriter:
 
         `commit(first)`: what else belongs to the transaction that makes the rows, from row `first` on, count.
         """
+        import torch
+
         codes = [part.to("cpu") for part in codes]
         if not self._open:
             self._start(codes)
@@ -236,6 +241,8 @@ class CodeWriter:
 
 def _raw(codes: Codes, files: FileSet, member: int) -> dict[str, bytes]:
     """The batch as bytes, by file name; padding left out."""
+    import torch
+
     found: dict[str, bytes] = {}
     for part in PARTS:
         about = files.parts.get(f"run{member}-{part}")
@@ -245,7 +252,7 @@ def _raw(codes: Codes, files: FileSet, member: int) -> dict[str, bytes]:
         if tensor is None:  # boxes that are not known
             tensor = torch.full((*codes.real().shape, about["width"]), torch.nan)  # (n, L, 4)
         rows = tensor[codes.real()] if part in RAGGED else tensor  # (sum of lengths, d) or (n, d)
-        stored = rows.to(getattr(torch, about["dtype"])).contiguous().view(STORED[about["dtype"]])
+        stored = rows.to(getattr(torch, about["dtype"])).contiguous().view(getattr(torch, STORED[about["dtype"]]))
         found[f"{files.name}-run{member}-{part}.bin"] = stored.numpy().tobytes()
     if codes.fragments is not None:
         lengths = codes.real().sum(dim=1).to(torch.int32)  # (n,)
@@ -291,7 +298,8 @@ class Rows:
         found = np.empty((stop - start, self.width), self._bits)
         left, at = memoryview(found.reshape(-1).view(np.uint8).data), start * self.row_bytes
         while left:
-            count = self._system(os.preadv, [left], at)
+            with self._errors_as_stale():
+                count = os.preadv(self._file.fileno(), [left], at)
             if not count:
                 raise self._cut_short()
             left, at = left[count:], at + count
@@ -299,10 +307,11 @@ class Rows:
 
     def pick(self, rows: np.ndarray) -> np.ndarray:
         """(n, width)."""
-        if len(rows) and not 0 <= rows.min() <= rows.max() < self.count:
-            raise StaleIndex(f"{self.path} has no row {rows.max()}: the index is damaged; build it again")
-        size = self.row_bytes
-        data = bytearray().join([self._system(os.pread, size, row * size) for row in rows.tolist()])
+        wanted, size, file = rows.tolist(), self.row_bytes, self._file.fileno()
+        if wanted and not 0 <= min(wanted) <= max(wanted) < self.count:
+            raise StaleIndex(f"{self.path} has no row {max(wanted)}: the index is damaged; build it again")
+        with self._errors_as_stale():
+            data = bytearray().join([os.pread(file, size, row * size) for row in wanted])
         if len(data) != len(rows) * size:
             raise self._cut_short()
         return np.frombuffer(data, self._bits).reshape(len(rows), self.width)
@@ -311,9 +320,10 @@ class Rows:
     def _bits(self) -> str:
         return self.dtype if self.dtype in ("float32", "int32") else "int16"
 
-    def _system(self, call: Callable[..., Any], *arguments: object) -> Any:
+    @contextmanager
+    def _errors_as_stale(self) -> Iterator[None]:
         try:
-            return call(self._file.fileno(), *arguments)
+            yield
         except OSError as error:
             raise StaleIndex(f"{self.path} could not be read: {error.strerror or error}") from error
 
@@ -408,10 +418,15 @@ class CodeFiles:
 
     def read(self, member: int, rows: Sequence[int] | np.ndarray, parts: Sequence[str] = PARTS) -> Codes:
         """As `codes`, with the boxes that are not known as NaN."""
+        import torch
+
+        from quintet.codes import Codes
+
         chosen = np.asarray(rows, dtype=np.int64)
         if len(chosen) and not 0 <= chosen.min() <= chosen.max() < self.files.rows:
             raise StaleIndex(f"{self.folder} has no row {chosen.max()}: the index is damaged; build it again")
-        run, found = f"run{member}", dict[str, Tensor]()
+        run = f"run{member}"
+        found: dict[str, Tensor] = {}
         names = [part for part in parts if f"{run}-{part}" in self._parts]
         lengths = np.zeros(len(chosen), np.int64)
         if any(part in RAGGED for part in names):
@@ -425,6 +440,8 @@ class CodeFiles:
 
     def _take(self, run: str, part: str, rows: np.ndarray, longest: int) -> Tensor:
         """(n, d), or (n, longest, d) of fragments and boxes, zeros behind the last."""
+        import torch
+
         file = self._parts[f"{run}-{part}"]
         if part not in RAGGED:
             taken = file.pick(rows)
@@ -470,6 +487,20 @@ class Vectors:
     def pick(self, rows: np.ndarray) -> np.ndarray:
         """(n, dim), copied."""
         return _beside([column.pick(rows) for column in self._columns]) if self._whole is None else self._whole[rows]
+
+
+def products(rows: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """(n, dim) and (m, dim) -> (n, m): every inner product.
+
+    A few are not worth the threads of a BLAS, which wait for each other, and much longer where other threads are busy.
+    Many are left to torch where it is loaded: numpy's threads would wait for torch's, which are at work already.
+    """
+    if len(rows) * others.size <= FEW_PRODUCTS:
+        return np.einsum("nd,md->nm", rows, others)
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return rows @ others.T
+    return (torch.from_numpy(rows) @ torch.from_numpy(others).T).numpy()
 
 
 def _beside(parts: list[np.ndarray]) -> np.ndarray:
