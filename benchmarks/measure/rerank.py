@@ -29,7 +29,7 @@ from quintet.data.corpus import Corpus
 from quintet.evaluation.result import provenance
 from quintet.files import write_json
 from quintet.models import create_model
-from quintet.search.generation import score_rows
+from quintet.search.encoder import score_rows
 from quintet.search.indexing import build_index
 from quintet.search.items import ItemDatabase
 from quintet.search.searcher import Searcher

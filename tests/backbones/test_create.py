@@ -7,8 +7,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from quintet.backbones import ImageTower, create_tower, list_towers
-from quintet.backbones.create import is_trained
+from quintet.backbones.create import create_tower, is_trained, list_towers
+from quintet.backbones.tower import ImageTower
 from quintet.errors import QuintetError
 
 SMALL = [name for name in list_towers() if name not in ("resnet152", "vgg19", "vgg16-fc7", "vgg19-fc7")]

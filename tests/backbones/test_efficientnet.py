@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from quintet.backbones import create_tower
-from quintet.backbones.create import TOWERS, _packaged_weights
+from quintet.backbones.create import TOWERS, _packaged_weights, create_tower
 from quintet.backbones.efficientnet import SameConv, lite0, lite2
 from quintet.backbones.weights import read_weights
 

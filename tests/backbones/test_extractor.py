@@ -12,9 +12,11 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from quintet.backbones import ImageTower, Preprocess, create_tower
+from quintet.backbones.create import create_tower
 from quintet.backbones.extractor import FeatureExtractor, cell_boxes, fold_batch_norms, pool_grid
+from quintet.backbones.preprocess import Preprocess
 from quintet.backbones.resnet import ResNet
+from quintet.backbones.tower import ImageTower
 from quintet.errors import QuintetError
 
 

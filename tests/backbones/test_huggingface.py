@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from quintet.backbones import create_tower
+from quintet.backbones.create import create_tower
 from quintet.backbones.huggingface import preprocess_from_config, token_grid
 from quintet.errors import QuintetError
 

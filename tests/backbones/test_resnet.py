@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from quintet.backbones import create_tower
+from quintet.backbones.create import create_tower
 from quintet.backbones.resnet import ResNet, resnet18, resnet50, resnet152
 
 

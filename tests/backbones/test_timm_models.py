@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from quintet.backbones import create_tower
+from quintet.backbones.create import create_tower
 from quintet.backbones.timm_models import preprocess_from_config
 from quintet.errors import QuintetError
 

@@ -9,10 +9,10 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from quintet.backbones import ImageTower, Preprocess, create_tower
-from quintet.backbones.create import is_trained, read_classifier
+from quintet.backbones.create import create_tower, is_trained, read_classifier
 from quintet.backbones.extractor import FeatureExtractor
-from quintet.backbones.tower import JoinedTower, fold_tokens
+from quintet.backbones.preprocess import Preprocess
+from quintet.backbones.tower import ImageTower, JoinedTower, fold_tokens
 from quintet.errors import QuintetError
 from quintet.search.encoder import keep_tower, kept_tower
 

@@ -58,7 +58,7 @@ class FakeSearcher:
         self.judges = False  # whether results without any of the words are weak
         self.collapses = False  # whether the first of each four images stands for the others
         self.strange: str | None = None  # what is said of every query
-        self.encoder = SimpleNamespace(queries=SimpleNamespace(encoded=0, batches=0))
+        self.queries = SimpleNamespace(encoded=0, batches=0)
         self.prepared: list[tuple[str, list[str]]] = []  # texts, and those that waited meanwhile
         self.items: dict[str, Item] = {}
         self.words: dict[str, set[str]] = {}

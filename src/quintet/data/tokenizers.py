@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from quintet.data.batches import TextBatch
 from quintet.data.vocabulary import TokenKinds, WordVocabulary
 from quintet.errors import RunError
 from quintet.files import read_json
+
+if TYPE_CHECKING:
+    from quintet.data.batches import TextBatch
 
 _log = logging.getLogger(__name__)
 
@@ -59,6 +61,8 @@ def cuts(tokenizer: Tokenizer) -> int:
 
 
 def text_batch(tokenizer: Tokenizer, texts: Sequence[str]) -> TextBatch:
+    from quintet.data.batches import TextBatch  # with torch, which tokens alone do not need
+
     return TextBatch.from_ids([tokenizer.ids(text) for text in texts], pad=tokenizer.pad)
 
 

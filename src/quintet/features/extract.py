@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quintet.backbones import DEFAULT_TOWER
+from quintet.backbones.create import DEFAULT_TOWER
 from quintet.backbones.extractor import Crop, FeatureExtractor
 from quintet.data.corpus import Corpus, Image, as_corpus
 from quintet.data.images import open_image

@@ -23,18 +23,23 @@ from quintet.data.pretrained import is_pretrained
 from quintet.data.tokenizers import Tokenizer
 from quintet.errors import QuintetError
 from quintet.files import LARGEST_JSON, atomic_write, file_checksum, read_bytes, write_json
+from quintet.protocols import Matcher
 from quintet.runs.checkpoint import save_tensors
 from quintet.runs.devices import pick_device
-from quintet.runs.run import ImageView, Run
+from quintet.runs.run import ImageView, Run, load
 from quintet.runs.run_folder import FORMAT as RUN_FORMAT
 from quintet.runs.run_folder import read_head
 from quintet.search import SearchError, StaleIndex
 from quintet.search.chance import random_texts
-from quintet.search.index_folder import CHECKSUM, RUN_FILES, TOWER_FILES, IndexRun
+from quintet.search.index_folder import CHECKSUM, RUN_FILES, TOWER_FILES, IndexRun, Manifest
+from quintet.search.items import Kind
 from quintet.search.text_codes import TextCodes
+from quintet.search.vectors import CodeFiles
 
 if TYPE_CHECKING:
     from PIL.Image import Image as PILImage
+
+AT_ONCE = 512  # items whose fragments are in memory at a time
 
 
 @dataclass(frozen=True)
@@ -55,7 +60,7 @@ class Encoder:
         self.device = pick_device(device)
         self.runs = [run.to(self.device) for run in runs]
         self.tokenizers = [_tokenizer(run) for run in runs]
-        self.queries = TextCodes(self.encode_texts)
+        self.queries = TextCodes(self._encode_each, _bytes_of)
         self._towers, self._lock = towers, threading.Lock()
         self._opened: tuple[list[ImageView], list[int | QuintetError]] | None = None
 
@@ -134,6 +139,11 @@ class Encoder:
     def encode_texts(self, texts: Sequence[str]) -> list[Codes]:
         return [run.encode_texts(texts) for run in self.runs]
 
+    def _encode_each(self, texts: Sequence[str]) -> list[list[Codes]]:
+        """For each text one `Codes` for each run."""
+        encoded = self.encode_texts(texts)
+        return [[_row(codes, number) for codes in encoded] for number in range(len(texts))]
+
     def random_texts(self, first: Sequence[int]) -> np.ndarray:
         """(t, dim): the vectors of random texts for the first stage (`quintet.search.chance`); t may be 0."""
         texts = random_texts(self.tokenizers[first[0]].plain_words())
@@ -143,6 +153,21 @@ class Encoder:
         """Which codes it makes: weights and towers, in order. Codes of another fingerprint mean nothing beside them."""
         facts = [[run.weights_checksum, _without_path(run.image_input), precision] for run in self.runs]
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def _row(codes: Codes, number: int) -> Codes:
+    """A copy of one row, without the padding that others of its batch needed."""
+    row = codes[number]
+    if row.fragments is None or row.mask is None:
+        return row.map(torch.clone)
+    length = int(row.mask[0].nonzero().max()) + 1 if row.mask.any() else 0
+    embedding = row.embedding
+    parts = {name: part[:, :length] for name, part in row.tensors().items() if name != "embedding"}
+    return Codes(embedding=embedding, **parts).map(torch.clone)
+
+
+def _bytes_of(codes: Sequence[Codes]) -> int:
+    return sum(tensor.nbytes for code in codes for tensor in code.tensors().values())
 
 
 def _tokenizer(run: Run) -> Tokenizer:
@@ -195,7 +220,50 @@ def query_vectors(codes: Sequence[Codes] | Mapping[int, Codes], first: Sequence[
     return first_vectors(codes, first) / len(first)
 
 
+@torch.no_grad()
+def score_rows(
+    matchers: Mapping[int, Matcher], files: CodeFiles, rows: np.ndarray, queries: Mapping[int, Codes], kind: Kind
+) -> Tensor:
+    """(n,): the mean score of an ensemble for one query and these rows of a kind, as `quintet evaluate` takes it.
+
+    Rows are scored in blocks of one size: all items of an index give, bit for bit, what scoring everything gives.
+    """
+    parts = []
+    for start in range(0, len(rows), AT_ONCE):
+        some = rows[start : start + AT_ONCE]
+        scores = [
+            _score_block(matcher, files.codes(member, some), queries[member], kind)
+            for member, matcher in matchers.items()
+        ]
+        parts.append(torch.stack(scores).mean(dim=0))  # (members, n) -> (n,)
+    return torch.cat(parts)
+
+
+def _score_block(matcher: Matcher, items: Codes, query: Codes, kind: Kind) -> Tensor:
+    device = next(matcher.parameters()).device
+    items, query = items.to(device), query.to(device)
+    scores = matcher.score(items, query)[:, 0] if kind == "image" else matcher.score(query, items)[0]  # (n,)
+    return scores.float().cpu()
+
+
 # The runs and towers that an index keeps
+
+
+def open_encoder(index: Path, manifest: Manifest, device: torch.device | str) -> Encoder:
+    """The runs that an index keeps."""
+    runs = []
+    for run in manifest.runs:
+        try:
+            opened = load(index / "runs" / run.weights, device="cpu")
+        except QuintetError as error:
+            raise StaleIndex(f"{error}; build the index again") from None
+        if opened.weights_checksum != run.weights:
+            raise StaleIndex(
+                f"the weights in {index / 'runs' / run.weights} are not those the index was built with; "
+                "build it again with --overwrite"
+            )
+        runs.append(opened)
+    return Encoder(runs, device=device, towers=index / "towers")
 
 
 def keep_run(index: Path, run: Run, known: Mapping[str, str]) -> dict[str, str]:

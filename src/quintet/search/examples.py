@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from quintet.search.encoder import Encoder, query_vectors
 from quintet.search.generation import Generation
 from quintet.search.items import Item, ItemDatabase
 from quintet.search.queries import SAMPLE, Spread
@@ -45,11 +44,11 @@ def choose_texts(folders: Iterable[str], texts: Iterable[str]) -> list[str]:
     return list(dict.fromkeys([*everyday, *filter(None, named), *short[:MOST]]))
 
 
-def best_examples(texts: Sequence[str], encoder: Encoder, opened: Generation) -> list[tuple[str, Item]]:
-    """The texts that fit an image well and better than all others do, with the image, best first."""
-    if not texts:
-        return []
-    vectors = query_vectors(encoder.encode_texts(texts), opened.manifest.first).numpy()
+def best_examples(texts: Sequence[str], vectors: np.ndarray, opened: Generation) -> list[tuple[str, Item]]:
+    """The texts that fit an image well and better than all others do, with the image, best first.
+
+    `vectors`: (n, dim), of the texts.
+    """
     best = [hits[0][0] for hits in opened.nearest(vectors, 1, "image", None)]
     images = opened.vectors("image", np.array([entry.row for entry in best]))
     spreads = [Spread.of(vector, opened.sample("image")) for vector in vectors]

@@ -1,4 +1,4 @@
-"""One generation of an index, opened: its items, codes and vectors, and its runs. A rebuild makes the next one."""
+"""One generation of an index, opened: its items, codes and vectors. A rebuild makes the next one."""
 
 from __future__ import annotations
 
@@ -6,18 +6,11 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from quintet.codes import Codes
-from quintet.errors import QuintetError
-from quintet.files import file_checksum
-from quintet.protocols import Matcher
-from quintet.runs.run import load
 from quintet.search import StaleIndex, UnknownItem
-from quintet.search.encoder import Encoder
 from quintet.search.index_folder import Manifest
 from quintet.search.items import KINDS, Entry, ItemDatabase, Kind
 from quintet.search.queries import SAMPLE, near_distance
@@ -26,7 +19,9 @@ from quintet.search.stores.choice import is_own, store_address
 from quintet.search.vector_search import VectorSearch, read_index
 from quintet.search.vectors import CodeFiles, read_file_sets
 
-AT_ONCE = 512  # items whose fragments are in memory at a time
+if TYPE_CHECKING:
+    from quintet.codes import Codes
+    from quintet.protocols import Matcher
 
 
 class Generation:
@@ -117,6 +112,8 @@ class Generation:
 
         `queries`: the codes of one query by each of them.
         """
+        from quintet.search.encoder import score_rows  # with torch
+
         if not entries:
             return []
         # By their row: a disk is read in order, and the order of the first stage cannot matter.
@@ -125,48 +122,3 @@ class Generation:
         scores = score_rows(matchers, self.codes[kind], rows, queries, kind)
         hits = list(zip(entries, scores.tolist(), strict=True))
         return sorted(hits, key=lambda hit: (-hit[1], hit[0].item.id))
-
-
-@torch.no_grad()
-def score_rows(
-    matchers: Mapping[int, Matcher], files: CodeFiles, rows: np.ndarray, queries: Mapping[int, Codes], kind: Kind
-) -> Tensor:
-    """(n,): the mean score of an ensemble for one query and these rows of a kind, as `quintet evaluate` takes it.
-
-    Rows are scored in blocks of one size: all items of an index give, bit for bit, what scoring everything gives.
-    """
-    parts = []
-    for start in range(0, len(rows), AT_ONCE):
-        some = rows[start : start + AT_ONCE]
-        scores = [
-            _score_block(matcher, files.codes(member, some), queries[member], kind)
-            for member, matcher in matchers.items()
-        ]
-        parts.append(torch.stack(scores).mean(dim=0))  # (members, n) -> (n,)
-    return torch.cat(parts)
-
-
-def _score_block(matcher: Matcher, items: Codes, query: Codes, kind: Kind) -> Tensor:
-    device = next(matcher.parameters()).device
-    items, query = items.to(device), query.to(device)
-    scores = matcher.score(items, query)[:, 0] if kind == "image" else matcher.score(query, items)[0]  # (n,)
-    return scores.float().cpu()
-
-
-def open_encoder(index: Path, manifest: Manifest, device: torch.device | str) -> Encoder:
-    for name, checksum in manifest.kept.items():
-        if name.endswith(".json") and file_checksum(index / name) != checksum:  # of weights it is compared below
-            raise StaleIndex(f"{index / name} is damaged; build the index again")
-    runs = []
-    for run in manifest.runs:
-        try:
-            opened = load(index / "runs" / run.weights, device="cpu")
-        except QuintetError as error:
-            raise StaleIndex(f"{error}; build the index again") from None
-        if opened.weights_checksum != run.weights:
-            raise StaleIndex(
-                f"the weights in {index / 'runs' / run.weights} are not those the index was built with; "
-                "build it again with --overwrite"
-            )
-        runs.append(opened)
-    return Encoder(runs, device=device, towers=index / "towers")

@@ -25,7 +25,7 @@ from typing import Any, Literal
 
 import quintet
 from quintet.errors import QuintetError
-from quintet.files import UNFINISHED, check_shape, header_format, read_json, write_json
+from quintet.files import UNFINISHED, check_shape, file_checksum, header_format, read_json, write_json
 from quintet.search import SearchError, StaleIndex
 from quintet.search.items import KINDS, ItemDatabase
 
@@ -162,6 +162,13 @@ def check_marker(index: Path) -> None:
             f"{quintet.__version__} reads format {VERSION}; "
             + (f"build a new one with: {_command(index, head)}" if older else "update Quintet to use it")
         )
+
+
+def check_kept(index: Path, manifest: Manifest) -> None:
+    """Raise unless what describes the index's runs is as it was written. Weights are compared when they are read."""
+    for name, checksum in manifest.kept.items():
+        if name.endswith(".json") and file_checksum(index / name) != checksum:
+            raise StaleIndex(f"{index / name} is damaged; build the index again")
 
 
 def _command(index: Path, head: Mapping[str, Any]) -> str:

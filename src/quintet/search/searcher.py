@@ -5,22 +5,19 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
-import torch
 from PIL.Image import Image as PILImage
 
-from quintet.codes import Codes
 from quintet.data.images import image_header, open_image
 from quintet.errors import ImageError, QuintetError, suggest
 from quintet.files import open_regular, user_path
-from quintet.protocols import ShowsAttention
 from quintet.runs.run_folder import locate, weights_identity
 from quintet.search import (
     MOST_RERANKED,
@@ -32,13 +29,10 @@ from quintet.search import (
 )
 from quintet.search.chance import FEW_ITEMS, ChanceScores
 from quintet.search.chance import unpacked as unpacked_texts
-from quintet.search.encoder import Encoder, query_vectors
-from quintet.search.examples import best_examples, candidates
-from quintet.search.explain import Explanation, explain
 from quintet.search.facets import Facet, facets
 from quintet.search.found import unpacked
-from quintet.search.generation import Generation, open_encoder
-from quintet.search.index_folder import Manifest, check_marker, text_path
+from quintet.search.generation import Generation
+from quintet.search.index_folder import Manifest, check_kept, check_marker, text_path
 from quintet.search.items import KINDS, Entry, Hit, Item, ItemDatabase, Kind
 from quintet.search.queries import (
     COMPARED,
@@ -52,7 +46,18 @@ from quintet.search.queries import (
 from quintet.search.stores import Where, parse_where
 from quintet.search.stores.choice import is_own
 from quintet.search.stores.store import Address
+from quintet.search.text_vectors import open_text_vectors
 from quintet.search.vectors import products
+
+if TYPE_CHECKING:  # torch is imported where an `Encoder` is needed: often a text needs none
+    import torch
+
+    from quintet.codes import Codes
+    from quintet.data.tokenizers import Tokenizer
+    from quintet.search.encoder import Encoder
+    from quintet.search.explain import Explanation
+    from quintet.search.text_codes import TextCodes
+    from quintet.search.text_vectors import TextVectors
 
 PATIENCE = 60.0  # seconds to open an index that is exchanged again and again
 Image = PILImage | os.PathLike[str]
@@ -88,12 +93,19 @@ class Searcher:
     A rebuilt index is not noticed by itself: `current()` says whether this is still the newest generation.
     """
 
-    def __init__(self, index: Path, opened: Generation, encoder: Encoder, rerank: Sequence[int]) -> None:
+    def __init__(
+        self,
+        index: Path,
+        opened: Generation,
+        texts: TextVectors | None,
+        device: torch.device | str,
+        rerank: Sequence[int],
+    ) -> None:
         """Use `quintet.open_index`."""
-        self.index, self.manifest, self.encoder = index, opened.manifest, encoder
+        self.index, self.manifest, self.device = index, opened.manifest, device
         self.generation = self.manifest.generation
         self._rerank = tuple(rerank)
-        self._opened = opened
+        self._opened, self._texts = opened, texts
 
     @classmethod
     def open(
@@ -109,11 +121,14 @@ class Searcher:
                 database = stack.enter_context(closing(ItemDatabase.open_snapshot(index / "items.sqlite")))
                 manifest = Manifest.of(database)
                 generation = manifest.generation
-                encoder = open_encoder(index, manifest, device)
+                check_kept(index, manifest)
                 rerank = manifest.rerank if rerank_with is None else (_number_of(manifest, Path(rerank_with)),)
-                opened = Generation(index, database, manifest)
+                opened = stack.enter_context(closing(Generation(index, database, manifest)))
+                searcher = cls(index, opened, open_text_vectors(index, manifest, str(device)), device, rerank)
+                if searcher._texts is None:
+                    _ = searcher.encoder  # raises what is wrong with the runs
                 stack.pop_all()
-                return cls(index, opened, encoder, rerank)
+                return searcher
             except (QuintetError, OSError) as error:
                 # A build may have removed files of this snapshot since it was taken: then, and only then, open again.
                 if time.monotonic() < end and _generation(index) not in (None, generation):
@@ -123,6 +138,38 @@ class Searcher:
                 raise
             finally:
                 stack.close()
+
+    @cached_property
+    def encoder(self) -> Encoder:
+        """The runs of the index, opened when they are first needed: a text has its vector without them where
+        `quintet.search.text_vectors` knows its runs.
+        """
+        from quintet.search.encoder import open_encoder
+
+        return open_encoder(self.index, self.manifest, self.device)
+
+    @property
+    def _tokenizers(self) -> Sequence[Tokenizer]:
+        return (self._texts or self.encoder).tokenizers
+
+    @property
+    def queries(self) -> TextCodes[Any]:
+        """What texts that are searched for become."""
+        return (self._texts or self.encoder).queries
+
+    def _text_vectors(self, texts: Sequence[str]) -> np.ndarray:
+        """(n, dim): as queries of the first stage."""
+        if self._texts is None:
+            return self._query_vectors(self._text_codes(texts))
+        return self._texts.queries.of(texts[0])[None] if len(texts) == 1 else self._texts.vectors(texts)
+
+    def _text_codes(self, texts: Sequence[str]) -> list[Codes]:
+        return self.encoder.queries.of(texts[0]) if len(texts) == 1 else self.encoder.encode_texts(texts)
+
+    def _query_vectors(self, codes: Sequence[Codes] | Mapping[int, Codes]) -> np.ndarray:
+        from quintet.search.encoder import query_vectors
+
+        return query_vectors(codes, self.manifest.first).numpy()
 
     def __repr__(self) -> str:
         images, texts = self.manifest.counts["image"], self.manifest.counts["text"]
@@ -235,11 +282,11 @@ class Searcher:
         """
         self._check(k, kind, rerank)
         for text in texts:
-            check_query(text, self.encoder.tokenizers)
-        if len(texts) == 1:
-            codes = self.encoder.queries.of(texts[0])
-        else:
-            codes = self.encoder.encode_texts(texts) if texts else []
+            check_query(text, self._tokenizers)
+        if self._texts is not None and texts and rerank is None:
+            vectors = self._text_vectors(texts)
+            return self._search([], len(texts), "text", kind, k, where, None, duplicates, vectors)
+        codes = self._text_codes(texts) if texts else []
         return self._search(codes, len(texts), "text", kind, k, where, rerank, duplicates)
 
     def prepare(self, text: str, waiting: Iterable[str]) -> None:
@@ -248,11 +295,11 @@ class Searcher:
         What cannot be searched for is left out, and raises when it is searched for.
         """
         if self._searchable(text):
-            self.encoder.queries.of(text, filter(self._searchable, waiting))
+            self.queries.of(text, filter(self._searchable, waiting))
 
     def _searchable(self, text: str) -> bool:
         with suppress(SearchError):
-            check_query(text, self.encoder.tokenizers)
+            check_query(text, self._tokenizers)
             return True
         return False
 
@@ -299,7 +346,7 @@ class Searcher:
         first, codes = self.manifest.first, self._opened.codes[entry.item.kind]
         known = {member: codes.codes(member, [entry.row], parts=("embedding",)) for member in first}
         self._check_fields(where)
-        vector = query_vectors(known, first).numpy()[0]
+        vector = self._query_vectors(known)[0]
         if query is not None or exclude:
             parts = [(1.0, vector), *([] if query is None else [(1.0, self._vector(query))])]
             near = self._search_vectors(parts, exclude, k + 1, kind, where, duplicates)
@@ -332,14 +379,18 @@ class Searcher:
 
     def examples(self, count: int = 6) -> list[tuple[str, Item]]:
         """Queries that fit images of this index well, each with its best image."""
+        from quintet.search.examples import best_examples, candidates
+
         if not self.manifest.first or self.manifest.counts["image"] < FEW_ITEMS:
             return []
         texts = [text for text in candidates(self._opened.items) if not self.strange_words(text)]
-        return best_examples(texts, self.encoder, self._opened)[:count]
+        return best_examples(texts, self._text_vectors(texts), self._opened)[:count] if texts else []
 
     def explain(self, query: str, item_id: str) -> Explanation:
         """Which words of a text mattered for an item and, for cross-attention matchers, where they look."""
-        check_query(query, self.encoder.tokenizers)
+        from quintet.search.explain import explain
+
+        check_query(query, self._tokenizers)
         entry = self._opened.items.entry(item_id)
         members = self._rerank if self._rerank and entry.item.kind == "image" else self.manifest.first
         if not members:
@@ -350,7 +401,7 @@ class Searcher:
 
     def strange_words(self, text: str) -> list[str]:
         """Words of a text that no run of the index knows whole, where they are half of it or more."""
-        found = [strange_words(text, tokenizer) for tokenizer in self.encoder.tokenizers]
+        found = [strange_words(text, tokenizer) for tokenizer in self._tokenizers]
         return min(found, key=len)
 
     def query_note(self, text: str) -> str | None:
@@ -427,6 +478,8 @@ class Searcher:
         }
 
     def _can_explain_regions(self) -> bool:
+        from quintet.protocols import ShowsAttention
+
         return any(isinstance(self.encoder.runs[number].matcher, ShowsAttention) for number in self._rerank)
 
     def close(self) -> None:
@@ -448,7 +501,9 @@ class Searcher:
         where: Where | None,
         rerank: int | None,
         duplicates: bool,
+        vectors: np.ndarray | None = None,
     ) -> list[list[Hit]]:
+        """`codes`: of the queries, by each run; none where `vectors` (n, dim) are given, for the first stage alone."""
         self._check_fields(where)
         if not queries or not self.manifest.counts[kind]:
             return [[] for _ in range(queries)]
@@ -457,7 +512,8 @@ class Searcher:
             entries = self._opened.items.all(kind, where)
             found = [self._reranked(codes, row, entries, kind)[:k] for row in range(queries)]
             return [self._hits([[each] for each in hits]) for hits in found]
-        vectors = query_vectors(codes, self.manifest.first).numpy()
+        if vectors is None:
+            vectors = self._query_vectors(codes)
         if rerank is None or asked == kind:
             return self._nearest(vectors, k, kind, where, duplicates, judged=(asked, kind) == ("text", "image"))
         self._require_scores(asked, kind)
@@ -504,12 +560,11 @@ class Searcher:
     def _vector(self, query: Query) -> np.ndarray:
         """(dim,)."""
         if isinstance(query, str):
-            check_query(query, self.encoder.tokenizers)
-            codes = self.encoder.queries.of(query)
-        else:
-            self.encoder.require_views()
-            codes = self.encoder.encode_images([self.encoder.prepare(self.open_image(query))])
-        return query_vectors(codes, self.manifest.first).numpy()[0]
+            check_query(query, self._tokenizers)
+            return self._text_vectors([query])[0]
+        self.encoder.require_views()
+        codes = self.encoder.encode_images([self.encoder.prepare(self.open_image(query))])
+        return self._query_vectors(codes)[0]
 
     def _nearest(
         self, vectors: np.ndarray, k: int, kind: Kind, where: Where | None, duplicates: bool, *, judged: bool

@@ -330,9 +330,9 @@ class Service:
         add, kept = self.metrics.value, self.thumbnails
         add("quintet_searches_pending", "gauge", "Searches waiting or running.", lambda: self._searches.pending)
         texts = "Texts that were encoded, in batches; what is searched for again is kept."
-        add("quintet_texts_encoded", "gauge", texts, lambda: self._borrowed(lambda each: each.encoder.queries.encoded))
+        add("quintet_texts_encoded", "gauge", texts, lambda: self._borrowed(lambda each: each.queries.encoded))
         batches = "Their batches."
-        add("quintet_text_batches", "gauge", batches, lambda: self._borrowed(lambda each: each.encoder.queries.batches))
+        add("quintet_text_batches", "gauge", batches, lambda: self._borrowed(lambda each: each.queries.batches))
         add("quintet_index_generation", "gauge", "Generation of the index in use.", self._generation)
         add(
             "quintet_index_swaps_total", "counter", "Times a newer index was put in use.", lambda: self._searchers.swaps
