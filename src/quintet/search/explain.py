@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
-from quintet.codes import Codes
-from quintet.protocols import ShowsAttention
-from quintet.scores import dot_scores
-from quintet.search.encoder import Encoder
 from quintet.search.items import Kind
+
+if TYPE_CHECKING:  # torch is imported when something is explained
+    from torch import Tensor
+
+    from quintet.codes import Codes
+    from quintet.search.encoder import Encoder
 
 MAX_WORDS = 64  # words left out one by one; a longer query is explained by its first ones
 
@@ -41,21 +43,26 @@ class Explanation:
     regions: tuple[RegionWeights, ...] | None = None  # where a cross-attention matcher was asked
 
 
-@torch.inference_mode()
 def explain(encoder: Encoder, item: Mapping[int, Codes], query: str, kind: Kind) -> Explanation:
     """`item`: the codes of one item by the runs (by number) whose mean score is explained."""
+    import torch
+
     words = query.split()
     shortened = [" ".join(words[:at] + words[at + 1 :]) for at in range(min(len(words), MAX_WORDS)) if len(words) > 1]
-    codes = encoder.encode_texts([query, *shortened])
-    scores = torch.stack([_scores(encoder, member, code, codes[member], kind) for member, code in item.items()])
+    with torch.inference_mode():
+        codes = encoder.encode_texts([query, *shortened])
+        scores = torch.stack([_scores(encoder, member, code, codes[member], kind) for member, code in item.items()])
+        regions = _regions(encoder, item, codes, query) if kind == "image" else None
     whole, *without = scores.mean(dim=0).tolist()  # (1 + words,)
     weights = [whole - score for score in without] if without else [whole]
     explained = tuple(WordWeight(word, weight) for word, weight in zip(words, weights, strict=False))
-    return Explanation(explained, whole, _regions(encoder, item, codes, query) if kind == "image" else None)
+    return Explanation(explained, whole, regions)
 
 
-def _scores(encoder: Encoder, member: int, item: Codes, texts: Codes, kind: Kind) -> torch.Tensor:
+def _scores(encoder: Encoder, member: int, item: Codes, texts: Codes, kind: Kind) -> Tensor:
     """(n_texts,)."""
+    from quintet.scores import dot_scores
+
     item, texts = item.to(encoder.device), texts.to(encoder.device)
     if kind == "text":
         return dot_scores(item, texts)[0].float().cpu()
@@ -66,6 +73,8 @@ def _regions(
     encoder: Encoder, item: Mapping[int, Codes], codes: Sequence[Codes], query: str
 ) -> tuple[RegionWeights, ...] | None:
     """The attention of the first run that has one and whose regions have boxes."""
+    from quintet.protocols import ShowsAttention
+
     for member, code in item.items():
         matcher = encoder.runs[member].matcher
         if not isinstance(matcher, ShowsAttention) or code.fragments is None or code.boxes is None:

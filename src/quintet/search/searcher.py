@@ -10,12 +10,13 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
 import numpy as np
 from PIL.Image import Image as PILImage
 
 from quintet.data.images import image_header, open_image
+from quintet.data.tokenizers import Tokenizer
 from quintet.errors import ImageError, QuintetError, suggest
 from quintet.files import open_regular, user_path
 from quintet.runs.run_folder import locate, weights_identity
@@ -29,6 +30,7 @@ from quintet.search import (
 )
 from quintet.search.chance import FEW_ITEMS, ChanceScores
 from quintet.search.chance import unpacked as unpacked_texts
+from quintet.search.explain import Explanation, explain
 from quintet.search.facets import Facet, facets
 from quintet.search.found import unpacked
 from quintet.search.generation import Generation
@@ -46,28 +48,22 @@ from quintet.search.queries import (
 from quintet.search.stores import Where, parse_where
 from quintet.search.stores.choice import is_own
 from quintet.search.stores.store import Address
-from quintet.search.text_vectors import open_text_vectors
+from quintet.search.text_codes import TextCodes
+from quintet.search.text_vectors import TextVectors, open_text_vectors
 from quintet.search.vectors import products
 
 if TYPE_CHECKING:  # torch is imported where an `Encoder` is needed: often a text needs none
-    import torch
-
     from quintet.codes import Codes
-    from quintet.data.tokenizers import Tokenizer
     from quintet.search.encoder import Encoder
-    from quintet.search.explain import Explanation
-    from quintet.search.text_codes import TextCodes
-    from quintet.search.text_vectors import TextVectors
 
 PATIENCE = 60.0  # seconds to open an index that is exchanged again and again
+Device: TypeAlias = Any  # a torch.device or its name; torch is imported when it is needed
 Image = PILImage | os.PathLike[str]
 Query = str | Image
 _Found = tuple[Entry, float]
 
 
-def open_index(
-    path: Path | str, *, device: torch.device | str = "auto", rerank_with: Path | str | None = None
-) -> Searcher:
+def open_index(path: Path | str, *, device: Device = "auto", rerank_with: Path | str | None = None) -> Searcher:
     """Open what `build_index` made, to search it.
 
     - `device`: where queries are encoded; "auto" takes a GPU where there is one.
@@ -98,7 +94,7 @@ class Searcher:
         index: Path,
         opened: Generation,
         texts: TextVectors | None,
-        device: torch.device | str,
+        device: Device,
         rerank: Sequence[int],
     ) -> None:
         """Use `quintet.open_index`."""
@@ -108,9 +104,7 @@ class Searcher:
         self._opened, self._texts = opened, texts
 
     @classmethod
-    def open(
-        cls, index: Path | str, *, device: torch.device | str = "auto", rerank_with: Path | str | None = None
-    ) -> Searcher:
+    def open(cls, index: Path | str, *, device: Device = "auto", rerank_with: Path | str | None = None) -> Searcher:
         """`rerank_with`: of the runs that the index holds, the one to re-rank with (default: all meant for it)."""
         index = user_path(index).resolve()
         end = time.monotonic() + PATIENCE
@@ -388,8 +382,6 @@ class Searcher:
 
     def explain(self, query: str, item_id: str) -> Explanation:
         """Which words of a text mattered for an item and, for cross-attention matchers, where they look."""
-        from quintet.search.explain import explain
-
         check_query(query, self._tokenizers)
         entry = self._opened.items.entry(item_id)
         members = self._rerank if self._rerank and entry.item.kind == "image" else self.manifest.first
