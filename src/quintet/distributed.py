@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from quintet.codes import Codes
+from quintet.errors import QuintetError, first_line
 
 T = TypeVar("T")
 
@@ -191,6 +192,15 @@ def from_main(value: T) -> T:
     return box[0]
 
 
+def gather_objects(value: T) -> list[T]:
+    """The values of all processes, in all of them."""
+    if world_size() == 1:
+        return [value]
+    values: list[Any] = [None] * world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
 def barrier() -> None:
     if world_size() > 1:
         dist.barrier()
@@ -209,5 +219,13 @@ def process_group(device: torch.device) -> Iterator[None]:
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:
         yield
+    except RuntimeError as error:
+        # gloo raises plain RuntimeErrors that begin with the line of its source.
+        if isinstance(error, dist.DistError) or "gloo" in str(error):
+            raise QuintetError(
+                f"another process of this training ended or cannot be reached ({first_line(error)}); see what it "
+                "said, then start all of them again (a training goes on with --resume)"
+            ) from error
+        raise
     finally:
         dist.destroy_process_group()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -59,7 +60,8 @@ def train_command(
             raise RecipeError("--resume takes no recipe: the run has its own")
         if out is not None or corpus is not None:
             raise RecipeError("--resume takes neither --out nor --corpus: the run has its own folder and corpus")
-        read_head(resume)
+        if os.environ.get("RANK", "0") == "0":  # under torchrun the first node has it, and others get a copy
+            read_head(resume)
     else:
         from quintet.data.corpus import read_corpus_head
         from quintet.training.recipe import load_recipe

@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -354,9 +353,5 @@ def _set_random_state(states: dict[str, Tensor]) -> None:
 
 
 def _gather_random_states() -> dict[str, Tensor]:
-    mine = _random_state()
-    if distributed.world_size() == 1:
-        return {f"random/0/{name}": tensor for name, tensor in mine.items()}
-    gathered: list[Any] = [None] * distributed.world_size()
-    dist.all_gather_object(gathered, mine)
+    gathered = distributed.gather_objects(_random_state())
     return {f"random/{rank}/{name}": tensor for rank, states in enumerate(gathered) for name, tensor in states.items()}

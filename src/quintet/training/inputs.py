@@ -163,6 +163,8 @@ def prepare_features(recipe: Recipe, device: torch.device, display: Display) -> 
         )
         display.info(f"features of {report.written} of {report.images} images in {folder}")
     distributed.barrier()
+    if not (folder / "manifest.json").is_file():
+        raise CorpusError(f"the first node made the features, and this one does not see {folder}; copy the folder here")
 
 
 def keep_inputs(data: TrainingData, recipe: DataRecipe, device: torch.device) -> TrainingData:
@@ -225,6 +227,8 @@ def split_texts(
     if distributed.is_main() and not has_word_features(folder):
         _write(folder, texts, encoder, data.text_cache, key, device)
     distributed.barrier()
+    if not has_word_features(folder):
+        raise CorpusError(f"the first node made the outputs of the text encoder; copy its {folder} to this node")
     texts.features = WordFeatures(folder)
     return texts
 

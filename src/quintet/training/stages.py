@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,7 @@ from quintet.training.build import (
 from quintet.training.inputs import TrainingData, keep_inputs, open_data, prepare_features
 from quintet.training.logs import Display, Silent
 from quintet.training.loop import StageTrainer, Summary, check_chunks, check_metric
+from quintet.training.nodes import check_same, copy_from_first, require_one_folder
 from quintet.training.optim import freeze, frozen_modules, make_optimizer
 from quintet.training.recipe import expand_recipe, load_recipe, parse_recipe, recipe_yaml, with_whole_paths
 from quintet.training.recipe_models import NegativesRecipe, Recipe, StageRecipe
@@ -261,6 +263,7 @@ def train_recipe(
         prepare_features(recipe, chosen, display)
         data = open_data(recipe, display.note)
         recipe = without_absent_vectors(recipe, display.note)
+        check_same(recipe, data)
         tokenizer, dictionary = build_dictionary(recipe.data.tokenizer, data.train, pretrained_model(recipe))
         if dictionary is not None:
             tell_dictionary(dictionary, recipe.data.tokenizer, display.info, display.note)
@@ -282,6 +285,7 @@ def train_recipe(
                 dictionary=None if dictionary is None else dictionary.content(),
             )
         distributed.barrier()
+        copy_from_first(out)
         return _run_stages(recipe, out, data, tokenizer, chosen, display)
 
 
@@ -290,12 +294,14 @@ def resume_run(
 ) -> dict[str, Any]:
     """Continue a run exactly from its last checkpoint."""
     out = user_path(out)
-    head = read_head(out)
-    if head["status"] == "complete":
-        return dict(head.get("stages", {}))
     display = display or Silent()
     chosen = pick_device(device)
-    with distributed.process_group(chosen), writing(out, f"resuming {head['name']}"):
+    with distributed.process_group(chosen), ExitStack() as stack:
+        copy_from_first(out)
+        head = read_head(out)
+        if head["status"] == "complete":
+            return dict(head.get("stages", {}))
+        stack.enter_context(writing(out, f"resuming {head['name']}"))
         if (
             head["status"] == "starting"
             or not (out / "tokenizer.json").is_file()
@@ -306,6 +312,7 @@ def resume_run(
         read_image_input(out)  # raises where it is damaged
         recipe = load_recipe(out / "recipe.yaml")
         data = open_data(recipe, display.note)
+        check_same(recipe, data)
         if head.get("splits") != data.checksums():
             raise RunError(
                 f"the corpus {data.corpus.root} has changed since {out} was started: other ids, groups or splits; "
@@ -319,6 +326,7 @@ def resume_run(
 def _run_stages(
     recipe: Recipe, out: Path, data: TrainingData, tokenizer: Tokenizer, device: torch.device, display: Display
 ) -> dict[str, Any]:
+    require_one_folder(recipe, out)
     model = read_model(out)
     data = keep_inputs(data, recipe.data, device)
     summaries: dict[str, Any] = {}
@@ -332,11 +340,13 @@ def _run_stages(
         else:
             trainer = _make_trainer(recipe, number, stage, model, data, tokenizer, out, previous, device, display)
             summaries[stage.name] = trainer.run(resume=True)
+            copy_from_first(out)
         previous = folder / "selected.safetensors"
     assert previous is not None
     if distributed.is_main():
         finish_run(out, load_tensors(previous)[0], {"stages": summaries})
     distributed.barrier()
+    copy_from_first(out)
     return summaries
 
 
