@@ -37,10 +37,12 @@ from quintet.data.candidates import read_lists
 from quintet.data.corpus import Corpus
 from quintet.data.feature_store import FeatureStore, WordFeatures, write_word_features
 from quintet.data.formats import get_format, parse_options
+from quintet.data.formats import journal as journal_file
 from quintet.data.formats.assembly import ImageFolder
 from quintet.data.images import image_header, open_image, thumbnail
 from quintet.data.negatives import NegativeLists
 from quintet.data.photo_formats import load_decoders
+from quintet.data.remote import expand_braces
 from quintet.data.tokenizers import load_tokenizer
 from quintet.data.vocabulary import WordVocabulary
 from quintet.data.word_vectors import read_word_vectors
@@ -274,7 +276,7 @@ def _split(made: Material) -> Any:
 
 
 def imports(made: Material, folder: Path) -> list[Parser]:
-    """Corpora of others: Flickr, Karpathy, CUHK-PEDES, precomputed features, tables, captions beside images, shards."""
+    """Corpora of others: Flickr, Karpathy, COCO, people, languages, features, tables, Parquet, shards."""
     parsers: list[Parser] = []
 
     def source(format: str, file: str, *seeds: bytes, beside: dict[str, bytes] | None = None, **options: Any) -> None:
@@ -286,10 +288,17 @@ def imports(made: Material, folder: Path) -> list[Parser]:
             (top / "images" / name).write_bytes(jpeg)
         reader = get_format(format)
         parsed = parse_options(reader, options)
-        if reader.needs_out:
-            parsed["out"] = ImageFolder(folder / f"{len(parsers)}-out")
         at = top if (top / file).suffix not in (".tar", ".tgz") else top / file
-        parsers.append(at_file(top / file, lambda: reader.read(at, **parsed), *seeds))
+        out = folder / f"{len(parsers)}-out"
+
+        def read() -> None:
+            if reader.needs_out:
+                shutil.rmtree(out, ignore_errors=True)
+                out.mkdir()
+                parsed["out"] = ImageFolder(out)
+            reader.read([at] if reader.many else at, **parsed)
+
+        parsers.append(at_file(top / file, read, *seeds))
 
     jpeg = picture("JPEG", exif=False)
     tokens = b"a.jpg#0\ta dog\na.jpg#1\ttwo dogs\nb.jpg#0\ta cat\n"
@@ -307,6 +316,18 @@ def imports(made: Material, folder: Path) -> list[Parser]:
     source("karpathy", "dataset_x.json", json.dumps({"images": rows, "dataset": "x"}).encode())
     people = [{"split": "train", "file_path": "a.jpg", "captions": ["a man"], "id": 1}]
     source("cuhk", "reid_raw.json", json.dumps(people).encode())
+    people[0]["img_path"] = people[0]["file_path"]
+    source("rstp", "data_captions.json", json.dumps(people).encode())
+    captions = [{"id": 5, "image_id": 2, "caption": "a dog"}, {"id": 6, "image_id": 2, "caption": "two"}]
+    coco = json.dumps({"images": [{"id": 2, "file_name": "a.jpg"}], "annotations": captions}).encode()
+    splits = [{"cocoid": 2, "split": "restval", "sentences": [{"sentid": 6}, {"sentid": 5}]}]
+    karpathy = {"k.json": json.dumps({"images": splits}).encode(), "captions_train2017.json": coco}
+    source("coco", "captions_train2017.json", coco, images="images")
+    source("coco", "k.json", karpathy["k.json"], beside=karpathy, images="images", karpathy="k.json")
+    languages = {"train.en": b"a dog\n", "train.de": b"ein Hund\n", "train.txt": b"a.jpg\n"}
+    for name in ("train.de", "train.txt"):
+        source("multi30k", name, languages[name], beside=languages)
+    source("multi30k", "train.zh.gz", gzip.compress("一只狗\n".encode()), beside=languages)
     precomp = {
         "train_caps.txt": b"a dog\na cat\n",
         "train_ims.npy": npy(np.ones((2, 3, 4), np.float32)),
@@ -320,8 +341,36 @@ def imports(made: Material, folder: Path) -> list[Parser]:
     source("folder", "a.tsv", b"file\ttext\tgroup\na.jpg\ta dog\t1\nb.jpg\ta cat\t1\n")
     source("folder", "a.jsonl", b'{"image": "a.jpg", "caption": ["a dog", "a"]}\n{"image": "b.jpg", "caption": "c"}\n')
     source("folder", "images/a.txt", b"a dog\ntwo dogs\n")
+    rows_of = {
+        "image": [{"bytes": jpeg, "path": "a.jpg"}],
+        "sentences": [[{"raw": "a dog", "sentid": 1}]],
+        "split": ["val"],
+    }
+    source("parquet", "train.parquet", parquet(rows_of), parquet({"jpg": [jpeg], "caption": ["a"], "key": [1]}))
+    failed = {"failed_to_download": 2, "failed_to_resize": 0}
+    source("img2dataset", "0_stats.json", json.dumps(failed).encode(), beside={"0.tar": shard(jpeg, "w")})
+    parsers.append(_import_journal(folder / "journal", shard(jpeg, "w")))
+    parsers.append(Parser(lambda data: expand_braces(data.decode("utf-8", "replace")), [b"s3://b/{08..10}-{a,b}.tar"]))
     source("webdataset", "train.tar", *[shard(jpeg, mode) for mode in ("w", "w:gz", "w:bz2", "w:xz")])
     return parsers
+
+
+def parquet(columns: dict[str, Any]) -> bytes:
+    import pyarrow.parquet
+
+    buffer = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table(columns), buffer)
+    return buffer.getvalue()
+
+
+def _import_journal(folder: Path, content: bytes) -> Parser:
+    """What a killed import has left, when it is given again."""
+    (folder / "out").mkdir(parents=True)
+    (folder / "train.tar").write_bytes(content)
+    read = get_format("webdataset").read
+    read([folder / "train.tar"], out=ImageFolder(folder / "out"))
+    journal = folder / "out" / journal_file.NAME
+    return at_file(journal, lambda: read([folder / "train.tar"], out=ImageFolder(folder / "out")), b"{}\n")
 
 
 def shard(image: bytes, mode: str) -> bytes:

@@ -153,6 +153,27 @@ def hrem_speed(name: str, found: dict[str, Any]) -> str:
     return f"{device}, {size} (`{name}`). {claim}\n\n" + table(columns, rows)
 
 
+def importing(name: str, found: dict[str, Any]) -> str:
+    rows = [
+        (
+            row["source"],
+            f"{row['megabytes']:,.0f}",
+            f"{row['import_seconds']:.1f}",
+            f"{row['copy_as_files_seconds']:.1f} ({100 * row['share_of_copy_as_files']:.0f} %)",
+            f"{row['copy_seconds']:.1f} ({100 * row['share_of_copy']:.0f} %)",
+        )
+        for row in found["speed"]
+    ]
+    heads = ("source", "MB", "import, s", "copy of the images as files, s", "copy of the source's own files, s")
+    memory = "; ".join(
+        f"{row['rows']:,} rows of {row['source']}: {row['mebibytes']:,.0f} MiB" for row in found["memory"]
+    )
+    text = f"{found['images']:,} images; all end with a sync of the disk; medians. In brackets the speed of the import "
+    text += f"as a share of the copy's; {100 * found['wanted_share']:.0f} % is wanted (`{name}`)\n\n"
+    wanted = f"Peak memory of an import, of which {found['wanted_mebibytes']:,} MiB are allowed. {memory}."
+    return text + table(heads, rows) + f"\n\n{wanted}"
+
+
 def rounds(found: dict[str, Any]) -> list[tuple[object, ...]]:
     first = next(iter(found["seeds"].values()))
     rows: list[tuple[object, ...]] = []
@@ -287,6 +308,7 @@ def main() -> None:
         ("Gradient caching", gradient_caching, ("gradient_caching_cpu.json", "gradient_caching_cuda.json")),
         ("CLIP against bare transformers", clip_encoding, ("clip_encoding_cpu.json", "clip_encoding_cuda.json")),
         ("HREM against score-based matchers", hrem_speed, ("hrem_speed_h200.json", "hrem_speed_cpu.json")),
+        ("Importing Parquet files and tar shards", importing, ("importing.json",)),
         ("Indexing images", search_tables.encoding, ("encoding_cuda.json", "encoding_cpu.json")),
         ("The line before weak results", search_tables.weak_line, ("weak_line.json",)),
         ("Searching", search_tables.latency, ("search.json",)),

@@ -18,7 +18,7 @@ from quintet.data.formats.shards import Shard, describe, find_shards, local_shar
 from quintet.errors import CorpusError
 
 PATTERNS = ("*.parquet",)
-BATCH = 16 * 2**20  # bytes of rows that are decoded at once
+BATCH = 2**20  # bytes of rows that are decoded at once; more memory than this is given back and taken again
 MOST_ROWS = 8192
 PART = 256 * 2**20  # bytes of row groups after which an import that is killed goes on
 OPTIONS = columns_file.OPTIONS
