@@ -48,7 +48,8 @@ from quintet.data.vocabulary import WordVocabulary
 from quintet.data.word_vectors import read_word_vectors
 from quintet.data.wordpiece import WordPiece
 from quintet.evaluation.eccv import coco_relevance
-from quintet.evaluation.human_agreement import read_expert_annotations
+from quintet.evaluation.human_agreement import read_crowd_annotations, read_expert_annotations
+from quintet.evaluation.rankings import read_embeddings, read_run_file
 from quintet.evaluation.relevance import read_relevance
 from quintet.evaluation.result import _RANK_FIELDS, load_ranks
 from quintet.features.job import Skipped, _journal_line, _journal_row
@@ -385,15 +386,20 @@ def shard(image: bytes, mode: str) -> bytes:
 
 
 def _judgements(made: Material, folder: Path) -> list[Parser]:
-    """Relevant pairs: relevance.jsonl, qrels, the files of ECCV Caption."""
+    """Relevant pairs, judgements of a crowd, embeddings and rankings of other programs."""
     corpus = Corpus.open(made.corpus)
     split = corpus.split("train")
     image, text = split.images[0].id, split.texts[0].id
     texts = [replace(each, extra={"caption_id": row}) for row, each in enumerate(split.texts)]
     groups = {group: number for number, group in enumerate(split.groups)}
     coco = replace(split, texts=texts)
-    files = folder / "eccv"
+    files, ready = folder / "eccv", folder / "embeddings"
+    crowd, run = folder / "CrowdFlowerAnnotations.txt", folder / "run.trec"
     files.mkdir()
+    ready.mkdir()
+    for kind, each in (("images", split.images), ("texts", split.texts)):
+        (ready / f"{kind}.npy").write_bytes(npy(np.ones((len(each), 2), np.float32)))
+        (ready / f"{kind}.txt").write_text("".join(f"{row.id}\n" for row in each))
     ids = {str(row): [groups[each.group]] for row, each in enumerate(texts)}
     for name, content in {
         "original_caption_to_image": ids,
@@ -411,6 +417,9 @@ def _judgements(made: Material, folder: Path) -> list[Parser]:
             )
         ),
         *files_of(files, ["*.json"], lambda: coco_relevance("eccv", coco, files)),
+        at_file(crowd, lambda: read_crowd_annotations(crowd), b"a.jpg\tb.jpg#0\t0.25\t1\t3\n"),
+        at_file(run, lambda: read_run_file(f"trec:{run}", corpus, split), f"{image} Q0 {text} 1 0.5 x\n".encode()),
+        *files_of(ready, ["*.npy", "*.txt"], lambda: read_embeddings(f"npy:{ready}", corpus, split)),
     ]
 
 
@@ -421,7 +430,7 @@ def words(made: Material, folder: Path) -> list[Parser]:
     vectors = np.arange(3, dtype="<f4").tobytes()
     binary = b"2 3\ndog " + vectors + b"\ncat " + vectors
     scan = {"word2idx": {"<pad>": 0, "<start>": 1, "<end>": 2, "<unk>": 3, "a": 4}, "idx": 5}
-    scan["idx2word"] = {str(id_): word for word, id_ in scan["word2idx"].items()}  # type: ignore[attr-defined]
+    scan["idx2word"] = {str(id_): word for word, id_ in scan["word2idx"].items()}
     pieces = "\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "##b", "dog"]).encode()
     (folder / "vocab.txt").write_bytes(pieces)
     tokenizer = WordPiece.load(folder / "vocab.txt", max_length=8)

@@ -16,10 +16,14 @@ from quintet.data.corpus import Corpus, Image, Split, Text
 from quintet.errors import CorpusError, QuintetError
 from quintet.evaluation.human_agreement import (
     JudgedPairs,
+    crowd_agreement,
+    crowd_pairs,
     human_agreement,
     judged_pairs,
+    kendall_tau_b,
     kendall_tau_c,
     pair_scores,
+    read_crowd_annotations,
     read_expert_annotations,
 )
 from quintet.evaluation.scoring import Member
@@ -147,3 +151,61 @@ def test_the_published_protocol_has_5664_pairs(shared: Path) -> None:
     annotations = read_expert_annotations(source)
     own = [text.partition("#")[0] == image for image, text in zip(annotations.images, annotations.texts, strict=True)]
     assert (len(annotations), sum(own), 3 * (len(own) - sum(own))) == (5822, 158, 16992)
+
+
+# The crowd
+
+
+def plain_tau_b(x: list[float], y: list[float]) -> float:
+    balance, ties = 0, [0, 0]
+    pairs = [(i, j) for i in range(len(x)) for j in range(i)]
+    for i, j in pairs:
+        balance += int(np.sign(x[i] - x[j]) * np.sign(y[i] - y[j]))
+        ties = [ties[0] + (x[i] == x[j]), ties[1] + (y[i] == y[j])]
+    untied = (len(pairs) - ties[0]) * (len(pairs) - ties[1])
+    return balance / math.sqrt(untied) if untied else math.nan
+
+
+@given(observations)
+def test_tau_b_is_the_double_loop(rows: list[tuple[int, int]]) -> None:
+    x, y = [float(row[0]) for row in rows], [float(row[1]) for row in rows]
+    assert kendall_tau_b(x, y) == pytest.approx(plain_tau_b(x, y), nan_ok=True)
+
+
+def test_the_share_of_yes_is_the_observation_and_own_pairs_count(write: Callable[[str], Path], split: Split) -> None:
+    rows = [
+        ("a.jpg", "a.jpg#0", 3, 0),
+        ("a.jpg", "b.jpg#1", 1, 2),
+        ("b.jpg", "c.jpg#0", 0, 4),
+        ("c.jpg", "a.jpg#1", 2, 2),
+    ]
+    path = write("".join(f"{image}\t{text}\t{yes / (yes + no)}\t{yes}\t{no}\n" for image, text, yes, no in rows))
+    asked = read_crowd_annotations(path)
+    assert asked.answers.tolist() == [3, 3, 4, 4]
+    pairs = crowd_pairs(asked, split)
+    scores = np.array([0.9, 0.4, 0.1, 0.1])
+    found = crowd_agreement(scores, asked, pairs, resamples=50)
+    assert found.tau_b == pytest.approx(plain_tau_b(scores.tolist(), [1.0, 1 / 3, 0.0, 0.5]))
+    assert (found.pairs, found.answers) == (4, 14)
+    assert found.interval is not None
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "a.jpg\ta.jpg#0\t1\t3",
+        "a.jpg\ta.jpg#0\t0.5\t3\t0",
+        "a.jpg\ta.jpg#0\t1\t0\t0",
+        "a.jpg\ta.jpg#0\tx\t1\t0",
+        "a\tb\tnan\t1\t0",
+    ],
+)
+def test_crowd_files_that_make_no_sense_are_refused(write: Callable[[str], Path], line: str) -> None:
+    with pytest.raises(CorpusError):
+        read_crowd_annotations(write(f"{line}\n"))
+
+
+def test_crowd_pairs_of_another_split_are_refused(write: Callable[[str], Path], split: Split) -> None:
+    with pytest.raises(QuintetError, match="judged pairs are not"):
+        crowd_pairs(read_crowd_annotations(write("z.jpg\ta.jpg#0\t1\t3\t0\n")), split)

@@ -15,6 +15,7 @@ from quintet.cli.options import (
     BlockOption,
     BootstrapOption,
     CorpusOption,
+    CrowdAnnotationsOption,
     DeviceOption,
     ExpertAnnotationsOption,
     JsonOption,
@@ -28,6 +29,7 @@ from quintet.cli.progress import work_bar
 from quintet.cli.terminal import print_json
 from quintet.errors import QuintetError
 
+RESULTS = ("npy:", "trec:")  # of other programs, as `quintet.evaluation.rankings` reads them
 PROTOCOLS = ("full", "5fold", "5k", "identity")
 
 
@@ -85,7 +87,15 @@ def evaluate_command(
             help="Relevant pairs with grades, JSONL or qrels: also nDCG; default: relevance.jsonl of the corpus.",
         ),
     ] = None,
+    slices: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME[,NAME]",
+            help="Also the recalls by caption length (length), image size (size) or a field of tables (field:NAME).",
+        ),
+    ] = None,
     expert_annotations: ExpertAnnotationsOption = None,
+    crowd_annotations: CrowdAnnotationsOption = None,
     bootstrap: BootstrapOption = 1000,
     seed: Annotated[int, typer.Option(metavar="SEED", help="Seed of the resampling.")] = 0,
     out: Annotated[
@@ -101,6 +111,16 @@ def evaluate_command(
     ranks: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help=".npz file for the rank of every positive pair.", rich_help_panel=OUTPUT),
+    ] = None,
+    save_run: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="TREC run file for the rankings of both directions.", rich_help_panel=OUTPUT),
+    ] = None,
+    depth: Annotated[
+        int | None,
+        typer.Option(
+            metavar="K", min=1, help="Candidates of a query in that file; default: all.", rich_help_panel=OUTPUT
+        ),
     ] = None,
     as_json: JsonOption = False,
     batch_size: BatchSizeOption = 128,
@@ -118,6 +138,8 @@ def evaluate_command(
 
     `quintet evaluate runs/a --corpus coco --eccv --cxc` adds what people verified to match, beside COCO's own pairs.
 
+    `npy:FOLDER` (images.npy, images.txt, texts.npy, texts.txt) and `trec:FILE` stand for the results of other programs.
+
     Recalls and mAP@R are in per cent. Ranks start from 1; a negative whose score ties with a positive is ranked first.
     """
     from quintet.runs.run_folder import check_run, default_corpus, default_split
@@ -128,17 +150,22 @@ def evaluate_command(
     if compare is not None and not others:
         raise QuintetError("--compare takes a run, or the runs of an ensemble with commas between them")
     every = [*runs, *others]
-    for run in every:
+    if depth is not None and save_run is None:
+        raise QuintetError("--depth is for the file of --save-run")
+    trained = [run for run in every if not str(run).startswith(RESULTS)]
+    if not trained and corpus is None:
+        raise QuintetError("results of other programs do not know a corpus: name theirs with --corpus")
+    for run in trained:
         check_run(run)
 
     from quintet.data.corpus import Corpus
     from quintet.files import check_output
 
-    for file in (out, ranks):
+    for file in (out, ranks, save_run):
         if file is not None:
             check_output(file)
-    opened = Corpus.open(corpus or default_corpus(every))
-    opened.split(split or default_split(every, opened.splits))  # mistakes are answered before torch is imported
+    opened = Corpus.open(corpus or default_corpus(trained))
+    opened.split(split or default_split(trained, opened.splits))  # mistakes are answered before torch is imported
 
     from quintet.evaluation.evaluator import evaluate
 
@@ -155,7 +182,11 @@ def evaluate_command(
             cxc=cxc,
             eccv_data=eccv_data,
             relevance=relevance,
+            slices=slices,
             expert_annotations=expert_annotations,
+            crowd_annotations=crowd_annotations,
+            save_run=save_run,
+            depth=depth,
             bootstrap=bootstrap,
             seed=seed,
             batch_size=batch_size,

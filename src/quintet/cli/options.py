@@ -302,3 +302,13 @@ ExpertAnnotationsOption = Annotated[
         help="Flickr8k's ExpertAnnotations.txt: also measure the agreement with human judgements.",
     ),
 ]
+CrowdAnnotationsOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--crowd-annotations",
+        metavar="FILE",
+        exists=True,
+        dir_okay=False,
+        help="Flickr8k's CrowdFlowerAnnotations.txt: likewise.",
+    ),
+]

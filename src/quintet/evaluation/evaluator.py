@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
+import numpy as np
 import torch
 from rich.console import RenderableType
 from rich.text import Text
@@ -18,15 +19,33 @@ from quintet.errors import QuintetError
 from quintet.evaluation.eccv import coco_relevance
 from quintet.evaluation.human_agreement import (
     Agreement,
+    CrowdAgreement,
+    crowd_agreement,
+    crowd_pairs,
     human_agreement,
     judged_pairs,
     pair_scores,
+    read_crowd_annotations,
     read_expert_annotations,
 )
 from quintet.evaluation.metrics import Metrics  # noqa: F401  # as Interval, in the annotations of the constructor
-from quintet.evaluation.ranks import BLOCK, Ranks, count_ranks_and_more
+from quintet.evaluation.rankings import (
+    EMBEDDINGS,
+    RunFile,
+    given_results,
+    read_embeddings,
+    read_run_file,
+    write_run_file,
+)
+from quintet.evaluation.ranks import BLOCK, JudgedRanks, Ranks, count_ranks_and_more
 from quintet.evaluation.relevance import FILE as RELEVANCE
-from quintet.evaluation.relevance import Relevance, judged_result, read_relevance, require_one_fold
+from quintet.evaluation.relevance import (
+    JudgedResult,  # noqa: F401  # in the annotations of the constructor
+    Relevance,
+    judged_result,
+    read_relevance,
+    require_one_fold,
+)
 from quintet.evaluation.result import (
     Result,
     comparison_table,
@@ -34,12 +53,14 @@ from quintet.evaluation.result import (
     printed,
     provenance,
     results_table,
+    slice_tables,
     special_samples_table,
 )
-from quintet.evaluation.scoring import Member, blocks_of, member_scores
+from quintet.evaluation.scoring import Member, blocks_of, member_scores, whole_tiles
 from quintet.evaluation.significance import Difference, Interval, bootstrap_intervals, paired_test  # noqa: F401
+from quintet.evaluation.slices import SliceResult, slice_results, slicings  # noqa: F401
 from quintet.evaluation.special_samples import negative_means, special_samples
-from quintet.evaluation.split_protocols import chance_of_parts, find_protocol, metrics_of_parts, rank_split
+from quintet.evaluation.split_protocols import Protocol, chance_of_parts, find_protocol, metrics_of_parts, rank_split
 from quintet.files import json_text, output_text
 from quintet.protocols import evaluation_mode
 from quintet.runs.encoding import Progress, reported
@@ -60,6 +81,7 @@ class Evaluation(Result):
     results: dict[str, Result]  # every result by name: of the runs (or each of them), then of `compare`
     comparisons: dict[str, dict[str, Difference]]  # "first - second" -> metric -> how much they differ
     human_agreement: dict[str, Agreement]  # by the names of `results`; empty unless asked for
+    crowd_agreement: dict[str, CrowdAgreement]  # likewise
     hard_samples: dict[str, Any] | None  # {"chosen_by": name, "rows": [...]}
     facts: dict[str, Any]  # corpus, runs with the checksums of their weights, batch size
     title: str
@@ -84,6 +106,8 @@ class Evaluation(Result):
             }
         if self.human_agreement:
             report["human_agreement"] = {name: found.to_json() for name, found in self.human_agreement.items()}
+        if self.crowd_agreement:
+            report["crowd_agreement"] = {name: found.to_json() for name, found in self.crowd_agreement.items()}
         if self.hard_samples is not None:
             report["special_samples"] = self.hard_samples
         return report
@@ -95,11 +119,14 @@ class Evaluation(Result):
     def tables(self) -> list[RenderableType]:
         """Rich tables: the results, then each comparison, hard samples and agreement with people."""
         tables: list[RenderableType] = [results_table(self.results, self.title), *judged_tables(self.results)]
+        tables += slice_tables(self.results)
         tables += [comparison_table(label, found) for label, found in self.comparisons.items()]
         if self.hard_samples is not None:
             tables.append(special_samples_table(self.hard_samples))
         notes = dict.fromkeys(f"{run['name']}: {note}" for run in self.facts["runs"] for note in run.get("notes", ()))
-        return [*tables, *(Text(found.line(name)) for name, found in self.human_agreement.items()), *map(Text, notes)]
+        people = [Text(found.line(name)) for name, found in self.human_agreement.items()]
+        people += [Text(found.line(name)) for name, found in self.crowd_agreement.items()]
+        return [*tables, *people, *map(Text, notes)]
 
     def table(self, width: int = 100) -> str:
         """The tables as text."""
@@ -119,7 +146,11 @@ def evaluate(
     cxc: bool = False,
     eccv_data: Path | str | None = None,
     relevance: Path | str | None = None,
+    slices: str | Sequence[str] | None = None,
     expert_annotations: Path | str | None = None,
+    crowd_annotations: Path | str | None = None,
+    save_run: Path | str | None = None,
+    depth: int | None = None,
     bootstrap: int = 1_000,
     seed: int = 0,
     batch_size: int = 128,
@@ -136,7 +167,8 @@ def evaluate(
     >>> result.counts["texts"], 0 < result.rsum < 600
     (30, True)
 
-    - `runs`: what `quintet.load` gives, or what it takes. `ensemble=False` measures each alone: see `results`.
+    - `runs`: what `quintet.load` gives, or what it takes. `ensemble=False` measures each alone: see `results`. Also
+      `npy:FOLDER`, embeddings with ids, and `trec:FILE`, a TREC run file, of other programs; name the corpus then.
     - `corpus`: a corpus or its folder; by default the one the runs were trained on.
     - `split`: by default the one that the runs' recipes test on (`data.test`), and "test" for runs without a recipe.
     - `protocol`: "full", "5fold" (COCO 1K), "5k" (COCO 5K) or "identity" (CUHK-PEDES). Those of COCO refuse a split
@@ -148,6 +180,10 @@ def evaluate(
     - `relevance`: a JSONL file of relevant pairs, or qrels, with nDCG and mAP@R; by default `relevance.jsonl` of the
       corpus, where there is one.
     - `expert_annotations`: Flickr8k's ExpertAnnotations.txt; also measures the agreement with people.
+    - `crowd_annotations`: Flickr8k's CrowdFlowerAnnotations.txt; likewise.
+    - `slices`: "length", "size" and "field:NAME", with commas or in a list: also the recalls by caption length, by
+      image size and by a field of the corpus's tables.
+    - `save_run`: file for the rankings, as a TREC run, of the best `depth` candidates of every query (None: all).
     - `bootstrap`: resamples behind the 95 % intervals (0: none), drawn with `seed`.
     - `batch_size` (images or texts encoded at once) and `block` (scored at once) bound the memory.
     - `device`: by default where the first run is; runs given by name go to a GPU where there is one.
@@ -158,11 +194,16 @@ def evaluate(
     others = [] if compare is None else [compare] if isinstance(compare, Run | str | Path) else list(compare)
     if not given:
         raise QuintetError("there is no run to evaluate")
-    opened = [as_run(run, device=device) for run in [*given, *others]]
-    target = opened[0].device
+    if depth is not None and save_run is None:
+        raise QuintetError("a depth has no effect without a file for the rankings")
+    entries = [str(run) if given_results(run) else as_run(run, device=device) for run in [*given, *others]]
+    opened = [run for run in entries if isinstance(run, Run)]
+    target = opened[0].device if opened else torch.device("cpu")
     for run in opened:
         run.to(target)
     folders = [run.folder for run in opened]
+    if corpus is None and not opened:
+        raise QuintetError("results of other programs do not know a corpus; name the one that they are of")
     whole = as_corpus(corpus if corpus is not None else default_corpus(folders))
     name = default_split(folders, whole.splits) if split is None else split
     chosen = whole.split(name) if isinstance(name, str) else name
@@ -176,25 +217,62 @@ def evaluate(
     require_one_fold(sets, chosen_protocol.folds)
     if relevance is None and chosen_protocol.folds == 1 and (whole.root / RELEVANCE).is_file():
         sets.append(read_relevance(whole.root / RELEVANCE, whole, chosen))
+    cut = [] if slices is None else slicings(slices, whole, chosen)
+    if cut and chosen_protocol.folds > 1:
+        raise QuintetError("slices are of all queries of a split; use the protocol full or 5k")
     size = len(chosen.images) + len(chosen.texts)
-    members: list[Member] = []
+    members: list[Member | RunFile] = []
     with reported(progress, f"encoding {chosen.name}", size * len(opened)) as report:
-        for number, run in enumerate(opened):
+        done_before = 0
+        for entry in entries:
+            if isinstance(entry, str):
+                read = read_embeddings if entry.startswith(EMBEDDINGS) else read_run_file
+                members.append(read(entry, whole, chosen))
+                continue
 
-            def tell(done: int, _: int | None, before: int = size * number) -> None:
+            def tell(done: int, _: int | None, before: int = done_before) -> None:
                 report(before + done, size * len(opened))
 
-            members.append(Member.encode(run, whole, chosen, batch_size=batch_size, progress=tell))
+            done_before += size
+            members.append(Member.encode(entry, whole, chosen, batch_size=batch_size, progress=tell))
     mine = members[: len(given)]
     teams = [mine] if ensemble else [[member] for member in mine]
     teams += [members[len(given) :]] if others else []
+    only_lists = [each.name for team in teams for each in team if isinstance(each, RunFile)]
+    if only_lists and (any(len(team) > 1 and not _scored(team) for team in teams) or hard_samples or save_run):
+        raise QuintetError(f"{only_lists[0]} has lists, not the scores of all pairs: measure it alone, or compare it")
+    if only_lists and (expert_annotations or crowd_annotations):
+        raise QuintetError(f"{only_lists[0]} has lists, not the scores of the judged pairs")
+    if save_run is not None and len(teams) > 1:
+        raise QuintetError("one file holds the rankings of one run or ensemble: evaluate one to save them")
     measured = [
-        evaluate_members(team, chosen, chosen_protocol.name, block, bootstrap, seed, target, sets) for team in teams
+        evaluate_members(team, chosen, chosen_protocol.name, block, bootstrap, seed, target, sets)
+        if _scored(team)
+        else evaluate_run_file(team[0], chosen, chosen_protocol.name, block, bootstrap, seed, sets)  # type: ignore[arg-type]
+        for team in teams
     ]
+    if cut:
+        measured = [
+            replace(each, slices=tuple(slice_results(each.ranks[0], cut, bootstrap, seed))) for each in measured
+        ]
     results = named_results(measured)
-    named = dict(zip(results, teams, strict=True))
+    named: dict[str, Any] = dict(zip(results, teams, strict=True))
     first, *_ = results.values()
-    found_people = {}
+    if save_run is not None:
+        team = named[next(iter(named))]
+        with ExitStack() as modes:
+            for member in team:
+                modes.enter_context(evaluation_mode(member.matcher))
+            scores = member_scores(team, target)
+            write_run_file(save_run, chosen, scores, depth, blocks_of(team, block, target))
+    found_people, found_crowd = {}, {}
+    if crowd_annotations is not None:
+        asked = read_crowd_annotations(crowd_annotations)
+        pairs = crowd_pairs(asked, chosen)
+        found_crowd = {
+            name: crowd_agreement(pair_scores(team, pairs, target), asked, pairs, bootstrap, seed)
+            for name, team in named.items()
+        }
     if expert_annotations is not None:
         pairs = judged_pairs(read_expert_annotations(expert_annotations), chosen)
         found_people = {
@@ -206,17 +284,28 @@ def evaluate(
         results=results,
         comparisons=_comparisons(results, seed) if others else {},
         human_agreement=found_people,
+        crowd_agreement=found_crowd,
         hard_samples=_hard_samples(results, named, chosen, target) if hard_samples else None,
         facts={
             "corpus": {"name": whole.name, "folder": str(whole.root)},
-            "runs": [
-                {"name": run.name, "weights_sha256": run.weights_checksum} | ({"notes": run.notes} if run.notes else {})
-                for run in opened
-            ],
+            "runs": [_run_facts(run, member) for run, member in zip(entries, members, strict=True)],
             "batch_size": batch_size,
         },
         title=_title(whole, chosen, results),
     )
+
+
+def _scored(team: Sequence[Member | RunFile]) -> TypeGuard[Sequence[Member]]:
+    return all(isinstance(member, Member) for member in team)
+
+
+def _run_facts(run: Run | str, member: Member | RunFile) -> dict[str, Any]:
+    if isinstance(run, str):
+        facts: dict[str, Any] = {"name": member.name, "results": run}
+        notes: Sequence[str] = member.notes() if isinstance(member, RunFile) else ()
+    else:
+        facts, notes = {"name": run.name, "weights_sha256": run.weights_checksum}, run.notes
+    return facts | ({"notes": notes} if notes else {})
 
 
 def named_results(results: Sequence[Result]) -> dict[str, Result]:
@@ -292,21 +381,85 @@ def evaluate_members(
             ranks = [whole]
         else:
             ranks, counted = rank_split(chosen, split, score_block, sizes), []
+    used = device if device is not None else members[0].image_codes.device
+    names = [member.name or type(member.matcher).__name__ for member in members]
+    settings = {"block": list(sizes), "bootstrap": bootstrap, "seed": seed, "device": str(used)}
+    return _result(chosen, split, names, ranks, relevance, counted, settings)
+
+
+def evaluate_run_file(
+    lists: RunFile,
+    split: Split,
+    protocol: str = "full",
+    block: int | tuple[int, int] = BLOCK,
+    bootstrap: int = 1_000,
+    seed: int = 0,
+    relevance: Sequence[Relevance] = (),
+) -> Result:
+    """Measure the lists of a TREC run file. Each direction is counted on its own lists."""
+    chosen = find_protocol(protocol)
+    sizes = whole_tiles(block)
+    _check_depth(lists, split, relevance)
+    sides = [side for each in relevance for side in each.sides]
+    counted: list[list[JudgedRanks]] = []
+    parts: list[list[Ranks]] = []
+    for direction in (0, 1):
+        scores = lists.score_block(direction)
+        if sides:
+            groups = split.image_groups, split.text_groups
+            found, more = count_ranks_and_more(scores, *groups, sides, sizes)
+            parts.append([found])
+            counted.append(more)
+        else:
+            parts.append(rank_split(chosen, split, scores, sizes))
+    ranks = [replace(one, pair_t2i=other.pair_t2i) for one, other in zip(*parts, strict=True)]
+    both = [counted[number % 2][number] for number in range(len(sides))]
+    settings = {"block": list(sizes), "bootstrap": bootstrap, "seed": seed, "device": "cpu"}
+    return _result(chosen, split, [lists.name], ranks, relevance, both, settings)
+
+
+def _check_depth(lists: RunFile, split: Split, relevance: Sequence[Relevance]) -> None:
+    """mAP@R and R-Precision look at the first R candidates, which a list must have."""
+    own = [image.id for image in split.images], [text.id for text in split.texts]
+    for each in relevance:
+        if "map_at_r" not in each.measures:
+            continue
+        for side, (judged, ids) in enumerate(zip(each.sides, own, strict=True)):
+            positives = np.bincount(judged.query, minlength=len(ids))
+            short = np.flatnonzero((lists.lengths(side) < positives) & (lists.lengths(side) > 0))
+            if len(short):
+                at = short[0]
+                raise QuintetError(
+                    f"{lists.name}: {len(short):,} lists are too short for mAP@R of {each.title}, first that of "
+                    f"{ids[at]!r:.80}: {lists.lengths(side)[at]} candidates, and {positives[at]} are relevant; "
+                    "write longer lists"
+                )
+
+
+def _result(
+    chosen: Protocol,
+    split: Split,
+    names: Sequence[str],
+    ranks: list[Ranks],
+    relevance: Sequence[Relevance],
+    counted: Sequence[JudgedRanks],
+    settings: dict[str, Any],
+) -> Result:
+    bootstrap, seed = settings["bootstrap"], settings["seed"]
     judged = {
         each.name: judged_result(each, counted[2 * number : 2 * number + 2], bootstrap, seed)
         for number, each in enumerate(relevance)
     }
-    used = device if device is not None else members[0].image_codes.device
     return Result(
         protocol=chosen.name,
         split=split.name,
         split_checksum=split_checksum(split),
-        members=tuple(member.name or type(member.matcher).__name__ for member in members),
+        members=tuple(names),
         metrics=metrics_of_parts(ranks),
         intervals=bootstrap_intervals(ranks, bootstrap, seed) if bootstrap else {},
         chance=chance_of_parts(ranks),
         counts=_counts(split, ranks),
-        settings={"block": list(sizes), "bootstrap": bootstrap, "seed": seed, "device": str(used)},
+        settings=settings,
         ranks=tuple(ranks),
         judged=judged,
     )

@@ -28,6 +28,7 @@ from quintet.evaluation.metrics import Metrics
 from quintet.evaluation.ranks import Ranks
 from quintet.evaluation.relevance import JudgedResult
 from quintet.evaluation.significance import Difference, Interval
+from quintet.evaluation.slices import SliceResult
 from quintet.files import MARK, json_text, output_text, write_output
 
 FORMAT, VERSION = "quintet-result", 1
@@ -49,6 +50,7 @@ class Result:
     settings: dict[str, Any]  # block, bootstrap, seed, device
     ranks: tuple[Ranks, ...]  # one a fold
     judged: dict[str, JudgedResult] = field(default_factory=dict, kw_only=True)  # "eccv", "cxc", "relevance"
+    slices: tuple[SliceResult, ...] = field(default=(), kw_only=True)
 
     @property
     def kind(self) -> str:
@@ -69,7 +71,11 @@ class Result:
 
     def to_json(self) -> dict[str, Any]:
         """Everything but the ranks, as JSON values."""
-        more = {"judged": {name: found.to_json() for name, found in self.judged.items()}} if self.judged else {}
+        more: dict[str, Any] = (
+            {"judged": {name: found.to_json() for name, found in self.judged.items()}} if self.judged else {}
+        )
+        if self.slices:
+            more["slices"] = [found.to_json() for found in self.slices]
         return {
             "format": FORMAT,
             "version": VERSION,
@@ -224,6 +230,31 @@ def judged_tables(results: Mapping[str, Result]) -> list[Table]:
         table.caption = "\n".join([", ".join(counts), *first.notes])
         table.caption_justify = "left"
         tables.append(table)
+    return tables
+
+
+def slice_tables(results: Mapping[str, Result]) -> list[Table]:
+    """A table for each way of slicing: the recalls of every slice with their intervals, and how many queries it has."""
+    tables = []
+    for name, result in results.items():
+        for slicing in dict.fromkeys(found.slicing for found in result.slices):
+            title = f"{name}, by {slicing}" if len(results) > 1 else f"by {slicing}"
+            table = Table(
+                title=escape(title), box=None, header_style="bold", padding=(0, 1, 0, 0), title_justify="left"
+            )
+            table.add_column("", min_width=LABEL_WIDTH, overflow="fold")
+            for heading in ("queries", *(HEADINGS[measure] for measure in WITH_INTERVAL)):
+                table.add_column(heading, justify="right", no_wrap=True)
+            for direction, words in DIRECTION_WORDS.items():
+                rows = [found for found in result.slices if found.slicing == slicing]
+                rows = [found for found in rows if found.counts[f"{direction}_queries"]]
+                if rows:
+                    table.add_row(f"[bold]{words}[/]")
+                for found in rows:
+                    names = [f"{direction}_{measure}" for measure in WITH_INTERVAL]
+                    cells = [_with_interval(found.metrics[each], found.intervals.get(each), each) for each in names]
+                    table.add_row(f"  {escape(found.label)}", f"{found.counts[f'{direction}_queries']:,}", *cells)
+            tables.append(table)
     return tables
 
 
