@@ -5,13 +5,17 @@ from __future__ import annotations
 import copy
 import dataclasses
 import os
-from collections.abc import Callable, Sequence
+import pickle
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from quintet.cluster import Pool, WorkerLost
 from quintet.data.corpus import Corpus, Image, Split, Text
 from quintet.data.feature_store import Part, write_manifest
 from quintet.evaluation.split_protocols import PROTOCOLS
@@ -113,3 +117,65 @@ def make_split() -> Callable[..., Split]:
         return Corpus("small", images, texts, {name: groups}).split(name)
 
     return make
+
+
+class FlakyWorkers:
+    """Workers of a cluster, in this process: what is sent is pickled, tasks end in any order, and some die.
+
+    `deaths`: numbers of tasks whose worker dies as if its node did. `poison`: kills whoever has such an item.
+    """
+
+    count = 3
+
+    def __init__(self, make: Any, *arguments: Any, deaths: Sequence[int] = (), poison: Callable[[Any], bool]) -> None:
+        self.made_by = pickle.dumps((make, arguments))
+        self.deaths, self.poison, self.random = deaths, poison, random.Random(0)
+        self.running: dict[int, tuple[Any, bytes]] = {}
+        self.dead: list[Any] = []
+        self.handles = self.tasks = 0
+
+    def _handle(self, worker: Any, task: Any) -> int:
+        self.handles += 1
+        self.running[self.handles] = worker, pickle.dumps(task)
+        return self.handles
+
+    def start(self) -> tuple[Any, int]:
+        make, arguments = pickle.loads(self.made_by)
+        worker = make(*arguments)
+        return worker, self._handle(worker, None)
+
+    def send(self, worker: Any, task: Any) -> int:
+        return self._handle(worker, task)
+
+    def wait(self, handles: Sequence[int]) -> int:
+        return self.random.choice(list(handles))
+
+    def result(self, handle: int) -> Any:
+        worker, sent = self.running.pop(handle)
+        task = pickle.loads(sent)
+        if task is None:
+            return None
+        self.tasks += 1
+        killed = any(self.poison(item) for at, item in enumerate(task.items) if at not in task.lost)
+        if killed or self.tasks in self.deaths:
+            self.dead.append(worker)
+        if any(worker is other for other in self.dead):
+            raise WorkerLost("exit code 139")
+        return pickle.loads(pickle.dumps(worker.work(task)))
+
+    def stop(self, worker: Any) -> None:
+        self.dead.append(worker)
+
+
+@pytest.fixture
+def flaky_workers(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """`flaky_workers(module)`: what the module does on Ray it does on `FlakyWorkers`."""
+
+    def use(module: Any, deaths: Sequence[int] = (), poison: Callable[[Any], bool] = lambda item: False) -> None:
+        @contextmanager
+        def pool(cluster: Any, make: Any, *arguments: Any) -> Iterator[Pool]:
+            yield Pool(FlakyWorkers(make, *arguments, deaths=deaths, poison=poison))
+
+        monkeypatch.setattr(module, "worker_pool", pool)
+
+    return use

@@ -310,6 +310,7 @@ def main() -> None:
         ("HREM against score-based matchers", hrem_speed, ("hrem_speed_h200.json", "hrem_speed_cpu.json")),
         ("Importing Parquet files and tar shards", importing, ("importing.json",)),
         ("Indexing images", search_tables.encoding, ("encoding_cuda.json", "encoding_cpu.json")),
+        ("Indexing on Ray", search_tables.ray_workers, ("ray_workers.json",)),
         ("The line before weak results", search_tables.weak_line, ("weak_line.json",)),
         ("Searching", search_tables.latency, ("search.json",)),
         ("Many clients at once", search_tables.load, ("serve.json",)),

@@ -22,6 +22,20 @@ def encoding(name: str, found: dict[str, Any]) -> str:
     return f"{how} (`{name}`)\n\n" + table(("photos", "indexed a second", "bare tower", "share"), [row])
 
 
+def ray_workers(name: str, found: dict[str, Any]) -> str:
+    rates, wanted = found["photos_per_second"], found["wanted"]
+    start = {kind: min(each[kind]["seconds_before_the_first_batch"] for each in found["rounds"]) for kind in rates}
+    names = {"no_ray": "without Ray, on one core", "one_worker": "one Ray worker", "two_workers": "two Ray workers"}
+    rows = [(names[kind], f"{rate:.1f}", f"{start[kind]:.0f}") for kind, rate in rates.items()]
+    how = f"{found['images']:,} generated photos, {found['run']}, batch {found['batch_size']}, one thread a worker; "
+    how += (
+        f"medians of {len(found['rounds'])} rounds. One worker has {100 * found['one_worker_of_no_ray']:.0f} % of the "
+    )
+    how += f"rate without Ray ({100 * wanted['one_worker_of_no_ray']:.0f} % is wanted), two have "
+    how += f"{found['two_workers_of_one']:.2f} times that of one ({wanted['two_workers_of_one']} is wanted)"
+    return f"{how} (`{name}`)\n\n" + table(("", "photos a second", "s before the first batch"), rows)
+
+
 def weak_line(name: str, found: dict[str, Any]) -> str:
     columns = ("images", "right photos above the line", "results above it", "of absent things", "nothing above it")
     rows = [

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from quintet.data.corpus import Corpus, Image, Text
 from quintet.data.feature_store import FeatureStore
 from quintet.data.images import open_image
 from quintet.errors import CorpusError, QuintetError
+from quintet.features import extract as extraction
 from quintet.features import job as feature_job
 from quintet.features.extract import ExtractReport, extract_features
 
@@ -390,3 +392,40 @@ def test_an_extraction_that_cannot_begin_leaves_nothing(
 
 def fails(*_: object) -> None:
     raise OSError(28, "No space left on device")
+
+
+def arrays(report: ExtractReport) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(report.folder.glob("*.npy"))}
+
+
+def test_workers_make_the_very_features_of_one_process_whoever_dies(
+    corpus: Corpus, weights: Path, tmp_path: Path, flaky_workers: Any
+) -> None:
+    (corpus.root / "pictures/4.png").write_bytes(b"no image")
+    options: dict[str, Any] = {"weights": weights, "grid": 2, "batch_size": 2}
+    alone = extract_features(corpus, "small-cnn", name="alone", device="cpu", **options)
+    flaky_workers(extraction, deaths=(2, 5))
+    shared = extract_features(corpus, "small-cnn", name="shared", ray="local", **options)
+    assert arrays(shared) == arrays(alone)
+    assert shared.skipped == alone.skipped
+
+
+def test_an_image_that_kills_its_worker_is_skipped_and_named(corpus: Corpus, weights: Path, flaky_workers: Any) -> None:
+    flaky_workers(extraction, poison=lambda image: image.path is not None and image.path.name == "3.png")
+    report = extract_features(corpus, "small-cnn", weights=weights, grid=2, batch_size=4, ray="local")
+    assert [(entry.id, "exit code 139" in entry.reason) for entry in report.skipped] == [("i3", True)]
+    assert report.written == COUNT - 1
+
+
+def test_images_that_only_the_driver_sees_are_an_error(
+    corpus: Corpus, weights: Path, flaky_workers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flaky_workers(extraction)
+
+    def blind(self: Any, task: Any) -> Any:
+        made = self.batches.made([extraction._Image(each.id, None) for each in task.items], len(task.items), 1)
+        return replace(next(made), missing=list(range(len(task.items))))
+
+    monkeypatch.setattr(extraction.FeatureWorker, "work", blind)
+    with pytest.raises(CorpusError, match="every node"):
+        extract_features(corpus, "small-cnn", weights=weights, grid=2, ray="local")

@@ -20,7 +20,7 @@ from quintet.errors import QuintetError
 from quintet.files import file_checksum
 from quintet.runs.run import load
 from quintet.search import SearchError, StaleIndex, encoded, indexing, vectors
-from quintet.search.encoded import ImageEncoder
+from quintet.search.batches import BatchEncoder
 from quintet.search.index_folder import Manifest
 from quintet.search.indexing import BuildReport, build_index
 from quintet.search.ownership import writing
@@ -247,21 +247,21 @@ class StopError(Exception):
 def test_a_build_that_was_stopped_goes_on_where_it_was(
     pixel_vse: Path, pictures: Path, index: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original, calls = ImageEncoder._encode, 0
+    original, calls = BatchEncoder._encode, 0
 
-    def stop(self: ImageEncoder, *arguments: Any) -> Any:
+    def stop(self: BatchEncoder, *arguments: Any) -> Any:
         nonlocal calls
         calls += 1
         if calls == 3:
             raise StopError
         return original(self, *arguments)
 
-    monkeypatch.setattr(ImageEncoder, "_encode", stop)
+    monkeypatch.setattr(BatchEncoder, "_encode", stop)
     with pytest.raises(StopError):
         build(pixel_vse, pictures, index)
     with pytest.raises(SearchError, match="not finished"):
         Searcher.open(index)
-    monkeypatch.setattr(ImageEncoder, "_encode", original)
+    monkeypatch.setattr(BatchEncoder, "_encode", original)
     done: list[tuple[int, int]] = []
     report = build(pixel_vse, pictures, index, progress=lambda *at: done.append(at))
     assert counts(report) == (6, 0, 0, 2)

@@ -18,7 +18,7 @@ from quintet.cli.main import app
 from quintet.errors import QuintetError
 from quintet.runs.run import load
 from quintet.search import SearchError, StoreError
-from quintet.search.encoded import ImageEncoder
+from quintet.search.batches import BatchEncoder
 from quintet.search.index_folder import Manifest
 from quintet.search.indexing import BuildReport, build_index
 from quintet.search.items import ItemDatabase
@@ -383,7 +383,7 @@ def test_a_failed_build_leaves_nothing(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:  # the run is there already, no image is coded yet
-        patch.setattr(ImageEncoder, "_encode", stop)
+        patch.setattr(BatchEncoder, "_encode", stop)
         with pytest.raises(KeyboardInterrupt):
             build(pixel_vse, pictures, index)
     assert (tmp_path / "new").exists() == there
@@ -398,7 +398,7 @@ def test_a_failed_build_leaves_what_somebody_put_there_meanwhile(
         (index / "pictures" / "mine.png").write_bytes(b"mine")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(ImageEncoder, "_encode", stop)
+    monkeypatch.setattr(BatchEncoder, "_encode", stop)
     with pytest.raises(KeyboardInterrupt):
         build(pixel_vse, pictures, index)
     assert files(index) == {"pictures/mine.png": b"mine"}

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from quintet.cli.options import COMPUTE, OUTPUT, DeviceOption, JsonOption, WorkersOption
+from quintet.cli.options import (
+    COMPUTE,
+    OUTPUT,
+    DeviceOption,
+    JsonOption,
+    RayGpusOption,
+    RayOption,
+    RayWorkersOption,
+    WorkersOption,
+)
 from quintet.cli.progress import work_bar
 from quintet.cli.resume import says_how_to_go_on
 from quintet.cli.terminal import print_json
@@ -80,6 +89,9 @@ def features_command(
     ] = 16,
     workers: WorkersOption = 4,
     device: DeviceOption = "auto",
+    ray: RayOption = None,
+    ray_workers: RayWorkersOption = None,
+    ray_gpus: RayGpusOption = 0.0,
 ) -> None:
     """Extract image features with a pretrained backbone, for training.
 
@@ -109,6 +121,9 @@ def features_command(
             workers=workers,
             overwrite=overwrite,
             progress=progress,
+            ray=ray,
+            ray_workers=ray_workers,
+            ray_gpus=ray_gpus,
         )
     if as_json:
         print_json(_as_json(report))

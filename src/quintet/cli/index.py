@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from quintet.cli.options import COMPUTE, OUTPUT, DeviceOption, JsonOption, WorkersOption, complete_run
+from quintet.cli.options import (
+    COMPUTE,
+    OUTPUT,
+    DeviceOption,
+    JsonOption,
+    RayGpusOption,
+    RayOption,
+    RayWorkersOption,
+    WorkersOption,
+    complete_run,
+)
 from quintet.cli.progress import work_bar
 from quintet.cli.resume import says_how_to_go_on
 from quintet.cli.terminal import print_json, shown
@@ -138,6 +148,9 @@ def index_command(
     ] = 32,
     workers: WorkersOption = 4,
     device: DeviceOption = "auto",
+    ray: RayOption = None,
+    ray_workers: RayWorkersOption = None,
+    ray_gpus: RayGpusOption = 0.0,
 ) -> None:
     """Index photos, or update their index.
 
@@ -177,6 +190,9 @@ def index_command(
         "workers": workers,
         "overwrite": overwrite,
         "prune": prune,
+        "ray": ray,
+        "ray_workers": ray_workers,
+        "ray_gpus": ray_gpus,
     }
     runs = [run, *(ensemble or [])]
     if watch:

@@ -15,6 +15,9 @@ from quintet.cli.options import (
     OUTPUT,
     DeviceOption,
     JsonOption,
+    RayGpusOption,
+    RayOption,
+    RayWorkersOption,
     RunArgument,
     SplitOption,
     one_of,
@@ -61,6 +64,13 @@ def mine_command(
             "more); default: exclude none.",
         ),
     ] = None,
+    approximate: Annotated[
+        bool,
+        typer.Option(
+            "--approximate",
+            help="Find candidates with FAISS and score them exactly; the recall is measured and told. Embeddings only.",
+        ),
+    ] = False,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -90,6 +100,9 @@ def mine_command(
         ),
     ] = None,
     device: DeviceOption = "auto",
+    ray: RayOption = None,
+    ray_workers: RayWorkersOption = None,
+    ray_gpus: RayGpusOption = 0.0,
 ) -> None:
     """Mine offline hard negatives over a whole split.
 
@@ -134,6 +147,10 @@ def mine_command(
             memory=working,
             stage=stage,
             device=device,
+            approximate=approximate,
+            ray=ray,
+            ray_workers=ray_workers,
+            ray_gpus=ray_gpus,
             progress=lambda done, total: bar.update(task, description="mining", completed=done, total=total),
         )
     if not main:
@@ -169,6 +186,11 @@ def summary_table(lists: NegativeLists) -> Table:
         for reason, words in REASONS.items()
         if facts["excluded"].get(reason)
     ]
+    if recall := facts["computed"].get("recall"):
+        notes.append(
+            f"approximate: {recall['texts']:.1%} of the texts and {recall['images']:.1%} of the images of exact lists "
+            "are in these, by a sample"
+        )
     for side, anchors in (("texts", "images"), ("images", "texts")):
         short = facts["lists"][side]["not_full"]
         if short:

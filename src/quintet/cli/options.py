@@ -282,6 +282,28 @@ BlockOption = Annotated[
         rich_help_panel=COMPUTE,
     ),
 ]
+CLUSTER = "Cluster"
+RayOption = Annotated[
+    str | None,
+    typer.Option(
+        "--ray",
+        metavar="auto|local|ray://HOST:PORT",
+        help="Share the work out on a Ray cluster: the running one, one of this machine, or one at an address.",
+        rich_help_panel=CLUSTER,
+    ),
+]
+RayWorkersOption = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        min=1,
+        help="Workers on Ray; default: one a CPU, or share of a GPU.",
+        rich_help_panel=CLUSTER,
+    ),
+]
+RayGpusOption = Annotated[
+    float, typer.Option(metavar="N", min=0, help="GPUs of a Ray worker; 0.5: two share one.", rich_help_panel=CLUSTER)
+]
 WorkersOption = Annotated[
     int,
     typer.Option("--workers", metavar="N", min=1, help="Threads that decode images.", rich_help_panel=COMPUTE),

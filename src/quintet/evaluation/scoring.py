@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Sized
 from dataclasses import dataclass
 
 import torch
@@ -86,7 +86,7 @@ def tile_of(images: Codes, texts: Codes, device: torch.device) -> tuple[int, int
     return embedding_tile(images, texts, EMBEDDING_TILE)
 
 
-def embedding_tile(images: Codes, texts: Codes, largest: tuple[int, int]) -> tuple[int, int]:
+def embedding_tile(images: Sized, texts: Sized, largest: tuple[int, int]) -> tuple[int, int]:
     """The largest tile, or what holds a smaller split in multiples of 64."""
     rows, columns = (64 * -(-len(codes) // 64) for codes in (images, texts))
     return min(largest[0], rows), min(largest[1], columns)

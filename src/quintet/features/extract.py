@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,8 @@ from torch import Tensor
 
 from quintet.backbones.create import DEFAULT_TOWER
 from quintet.backbones.extractor import Crop, FeatureExtractor
-from quintet.data.corpus import Corpus, Image, as_corpus
+from quintet.cluster import Cluster, Pool, Task, worker_pool
+from quintet.data.corpus import Corpus, as_corpus
 from quintet.data.images import open_image
 from quintet.data.loading import batches_ahead
 from quintet.errors import CorpusError, ImageError, QuintetError
@@ -56,6 +58,9 @@ def extract_features(
     workers: int = 4,
     overwrite: bool = False,
     progress: bool | Progress = False,
+    ray: str | None = None,
+    ray_workers: int | None = None,
+    ray_gpus: float = 0.0,
 ) -> ExtractReport:
     """Write the features of a corpus's images under `CORPUS/features/NAME`, or resume where an earlier call stopped.
 
@@ -67,6 +72,9 @@ def extract_features(
     crop cuts away. Images that cannot be read are reported and left out. `overwrite` replaces features, or an
     unfinished extraction, made with other settings; the previous features are kept until the new ones are complete.
 
+    `ray`: a Ray cluster whose workers extract (auto, local, ray://HOST:PORT); images must be at the same path on every
+    node. `ray_workers`: how many, by default one a CPU. `ray_gpus`: GPUs of each, 0.5 for two on one.
+
     >>> from tempfile import mkdtemp
     >>> from quintet.data.formats import import_corpus
     >>> corpus = import_corpus("scenes", "-", mkdtemp(), train=2, dev=1, test=1, size=32)
@@ -75,11 +83,14 @@ def extract_features(
     (4, 'features/efficientnet-lite0')
     """
     began = time.monotonic()
+    cluster = Cluster.of(ray, ray_workers, ray_gpus, device)
     corpus = as_corpus(corpus)
     name = name or feature_name(backbone)
     cells = _parse_grid(grid)
     _check_request(corpus, name, dtype, batch_size, workers)
-    extractor = FeatureExtractor.create(backbone, weights, grid=cells, crop=crop, device=pick_device(device))
+    extractor = FeatureExtractor.create(
+        backbone, weights, grid=cells, crop=crop, device=pick_device(device if cluster is None else "cpu")
+    )
     total = len(corpus.images)
     folder = corpus.root / "features" / name
     # "pictures": the key in settings.json of features that exist
@@ -88,14 +99,20 @@ def extract_features(
         return ExtractReport(folder, total, finished_features(folder, settings), total, 0.0)
     shape = (total, extractor.fragments, extractor.dim)
     with (
-        side_by_side(extractor.device) as in_parts,
         reported(progress, backbone, total) as report,
         FeatureJob(folder, settings, shape, dtype, overwrite) as job,
+        ExitStack() as stack,
     ):
         resumed = job.done
         report(job.done, total)
-        for batch in _batches(corpus, extractor, job.done, batch_size, workers):
-            _write_batch(job, extractor, batch, in_parts)
+        images = [_Image(each.id, corpus.image_path(each) if each.path else None) for each in corpus.images[job.done :]]
+        if cluster is None or not images:
+            made = _Batches(extractor, dtype).made(images, batch_size, workers)
+        else:
+            made_by = FeatureWorker, extractor, dtype, cluster.device, workers
+            made = _on_workers(stack.enter_context(worker_pool(cluster, *made_by)), images, batch_size)
+        for batch in made:
+            job.write(batch.features, batch.boxes, batch.skipped)
             report(job.done, total)
         job.finish([image.id for image in corpus.images])
     return ExtractReport(folder, total, job.skipped, resumed, time.monotonic() - began)
@@ -135,53 +152,88 @@ def _check_request(corpus: Corpus, name: str, dtype: str, batch_size: int, worke
 
 
 @dataclass(frozen=True)
+class _Image:
+    id: str
+    path: Path | None
+
+
+@dataclass(frozen=True)
 class _Batch:
-    images: Sequence[Image]
-    decoded: list[tuple[Tensor, tuple[int, int]] | ImageError]  # pixels with the image's (width, height)
+    features: np.ndarray  # (n, L, dim), zeros where an image was skipped
+    boxes: np.ndarray  # (n, L, 4)
+    skipped: list[Skipped]
+    missing: list[int]  # positions of images that are not there
 
 
-def _batches(
-    corpus: Corpus, extractor: FeatureExtractor, start: int, batch_size: int, workers: int
-) -> Iterator[_Batch]:
-    """Batches in order, decoded ahead."""
+class _Batches:
+    """Features of images, batch by batch."""
 
-    def decode(image: Image) -> tuple[Tensor, tuple[int, int]] | ImageError:
-        if image.path is None:
-            return ImageError("this image has no image file")
-        try:
-            opened = open_image(corpus.image_path(image))
-        except ImageError as error:
-            return error
-        return extractor.preprocess(opened), opened.size
+    def __init__(self, extractor: FeatureExtractor, dtype: Dtype) -> None:
+        self.extractor, self.dtype = extractor, dtype
 
-    for images, decoded in batches_ahead(corpus.images[start:], decode, batch_size, workers):
-        yield _Batch(images, decoded)
+    def made(self, images: Sequence[_Image], batch_size: int, workers: int) -> Iterator[_Batch]:
+        """In order, decoded ahead."""
+
+        def decode(image: _Image) -> tuple[Tensor, tuple[int, int]] | ImageError:
+            if image.path is None:
+                return ImageError("this image has no image file")
+            try:
+                opened = open_image(image.path)
+            except ImageError as error:
+                return error
+            return self.extractor.preprocess(opened), opened.size
+
+        with side_by_side(self.extractor.device) as in_parts:
+            for batch, decoded in batches_ahead(images, decode, batch_size, workers):
+                yield self._batch(batch, decoded, in_parts)
+
+    def _batch(
+        self,
+        images: Sequence[_Image],
+        decoded: Sequence[tuple[Tensor, tuple[int, int]] | ImageError],  # pixels with the image's (width, height)
+        in_parts: Callable[[Callable[[Tensor], np.ndarray], Tensor], list[np.ndarray]],
+    ) -> _Batch:
+        good = [row for row, value in enumerate(decoded) if not isinstance(value, ImageError)]
+        refused = [row for row, value in enumerate(decoded) if isinstance(value, ImageError)]
+        shape = (len(images), self.extractor.fragments)
+        features = np.zeros((*shape, self.extractor.dim), dtype=self.dtype)
+        boxes = np.zeros((*shape, 4), dtype=np.float32)
+        if good:
+            pixels, sizes = zip(*(decoded[row] for row in good), strict=True)
+            with np.errstate(over="ignore"):  # an overflow is found in the next lines
+                features[good] = np.concatenate(in_parts(self.extractor.features, torch.stack(pixels)))
+            for row in good:
+                if not np.isfinite(features[row]).all():
+                    raise CorpusError(
+                        f"features of image {images[row].id!r} do not fit {self.dtype} (NaN, infinity, too big); "
+                        "try --dtype float32, and check that the weights belong to this tower"
+                    )
+            boxes[good] = self.extractor.boxes(sizes)
+        missing = [row for row in refused if (path := images[row].path) is not None and not path.exists()]
+        return _Batch(features, boxes, [Skipped(images[row].id, str(decoded[row])) for row in refused], missing)
 
 
-def _write_batch(
-    job: FeatureJob,
-    extractor: FeatureExtractor,
-    batch: _Batch,
-    in_parts: Callable[[Callable[[Tensor], np.ndarray], Tensor], list[np.ndarray]],
-) -> None:
-    good = [row for row, value in enumerate(batch.decoded) if not isinstance(value, ImageError)]
-    skipped = [
-        Skipped(image.id, str(value))
-        for image, value in zip(batch.images, batch.decoded, strict=True)
-        if isinstance(value, ImageError)
-    ]
-    shape = (len(batch.images), extractor.fragments)
-    features = np.zeros((*shape, extractor.dim), dtype=job.dtype)
-    boxes = np.zeros((*shape, 4), dtype=np.float32)
-    if good:
-        pixels, sizes = zip(*(batch.decoded[row] for row in good), strict=True)
-        with np.errstate(over="ignore"):  # an overflow is found in the next lines
-            features[good] = np.concatenate(in_parts(extractor.features, torch.stack(pixels)))
-        for row in good:
-            if not np.isfinite(features[row]).all():
+class FeatureWorker:
+    """Makes the features of a batch, on a cluster."""
+
+    def __init__(self, extractor: FeatureExtractor, dtype: Dtype, device: str, workers: int) -> None:
+        self.batches, self.workers = _Batches(extractor.to(device), dtype), workers
+
+    def work(self, task: Task) -> _Batch:
+        """What kills the process counts as an image without a file."""
+        images = [replace(each, path=None) if at in task.lost else each for at, each in enumerate(task.items)]
+        batch = next(self.batches.made(images, len(images), self.workers))
+        why = {task.items[at].id: f"kills the process that reads it ({told})" for at, told in task.lost.items()}
+        return replace(batch, skipped=[replace(each, reason=why.get(each.id, each.reason)) for each in batch.skipped])
+
+
+def _on_workers(pool: Pool, images: Sequence[_Image], batch_size: int) -> Iterator[_Batch]:
+    tasks = (Task(images[at : at + batch_size]) for at in range(0, len(images), batch_size))
+    for task, batch in pool.map(tasks):
+        for path in (task.items[row].path for row in batch.missing):
+            if path.exists():
                 raise CorpusError(
-                    f"features of image {batch.images[row].id!r} do not fit {job.dtype} (NaN, infinity, too big); "
-                    "try --dtype float32, and check that the weights belong to this tower"
+                    f"{path} is here, but not on another node: the images must be at the same path on every node; "
+                    "mount them there. What is done is kept, and the same command goes on"
                 )
-        boxes[good] = extractor.boxes(sizes)
-    job.write(features, boxes, skipped)
+        yield batch

@@ -33,6 +33,13 @@ EMBEDDING_TILE = (1024, 4096)  # on a CPU, for matchers without fragments, or wh
 PAIR_BYTES = {"cpu": 2**22, "cuda": 2**28}  # gathered at a time; on a CPU what stays in its cache
 
 
+def best_tile(device: str, fragments: bool, sizes: tuple[int, int]) -> tuple[int, int]:
+    """The shape that a matcher is asked for, by the size of the whole split."""
+    if fragments or device != "cpu":
+        return TILES.get(device, TILES["cuda"])
+    return embedding_tile(range(sizes[0]), range(sizes[1]), EMBEDDING_TILE)
+
+
 class TileScores:
     """Float32 scores of any matcher, in tiles of one shape. Block scores are the scores that decide."""
 
@@ -49,9 +56,9 @@ class TileScores:
     ) -> None:
         self.matcher, self.device = matcher, device
         self.image_codes, self.text_codes = image_codes.detach(), text_codes.detach()
-        self.tile = tile or TILES.get(device.type, TILES["cuda"])
-        if tile is None and device.type == "cpu" and image_codes.fragments is None and text_codes.fragments is None:
-            self.tile = embedding_tile(image_codes, text_codes, EMBEDDING_TILE)
+        fragments = image_codes.fragments is not None or text_codes.fragments is not None
+        self.tile = tile or best_tile(device.type, fragments, self.sizes)
+        self.first = 0, 0  # rows of the split of the first image and text here
 
     @property
     def sizes(self) -> tuple[int, int]:
@@ -65,7 +72,8 @@ class TileScores:
         if not torch.isfinite(scores.sum()) and not torch.isfinite(scores).all():
             image, text = (~torch.isfinite(scores)).nonzero()[0].tolist()
             raise QuintetError(
-                f"the score of image {images.start + image} and text {texts.start + text} of the split is "
+                f"the score of image {self.first[0] + images.start + image} and text "
+                f"{self.first[1] + texts.start + text} of the split is "
                 f"{scores[image, text].item()}; negatives cannot be ranked: look for NaN or infinity in the features "
                 "or the weights"
             )

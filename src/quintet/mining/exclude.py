@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from copy import copy
 
 import numpy as np
 
@@ -66,6 +67,19 @@ class Exclusions:
         low, high = np.searchsorted(groups, owner), np.searchsorted(groups, owner, side="right")
         entry, image = _expand(low, high)
         return order[image], text[entry]
+
+    def of(self, images: np.ndarray, texts: np.ndarray) -> Exclusions:
+        """Of these rows alone, as `inside` needs it for their positions."""
+        part = copy(self)
+        part.image_groups, part.text_groups, part.kinds = (
+            self.image_groups[images],
+            self.text_groups[texts],
+            self.kinds[texts],
+        )
+        first = np.unique(part.kinds) * self.groups
+        low, high = np.searchsorted(self.owned, first), np.searchsorted(self.owned, first + self.groups)
+        part.owned = self.owned[_expand(low, high)[1]]
+        return part
 
     def counts(self) -> dict[str, int]:
         """How many pairs are excluded, and why."""

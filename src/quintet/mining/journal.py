@@ -1,4 +1,4 @@
-"""What killed mining has finished: one file for each stripe of images, written atomically."""
+"""What killed mining has finished: one file for each stripe of images (or block), written atomically."""
 
 from __future__ import annotations
 
@@ -21,7 +21,12 @@ from quintet.files import atomic_write, header_format, read_json, write_json
 
 FORMAT, VERSION, HEAD = "quintet-mining-journal", 3, "journal.json"
 _NAME = re.compile(r"images-(\d+)-(\d+)\.npz")
-_OWN = re.compile(r"\.?(journal\.json|beginning\.npz|images-\d+-\d+\.npz)(\.[a-z0-9_]{8}\.partial)?")
+# The third line: of mining by blocks (`quintet.mining.blocks`).
+_OWN = re.compile(
+    r"\.?(journal\.json|beginning\.npz|images-\d+-\d+\.npz|"
+    r"codes-[a-z]+-\d+\.safetensors|(division|positives-\d+-\d+|lists-[a-z]+-\d+)\.npz|all-[a-z]+-[a-z]+\.npy)"
+    r"(\.[a-z0-9_]{8}\.partial)?"
+)
 
 # What numpy and zipfile raise on a damaged file.
 _DAMAGE = (

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ import torch
 from torch import Tensor
 
 from quintet import distributed
+from quintet.cluster import Cluster
 from quintet.codes import Codes
 from quintet.data.corpus import Corpus, Split, as_corpus, split_checksum
 from quintet.data.negatives import NegativeLists
@@ -27,9 +30,10 @@ from quintet.errors import QuintetError
 from quintet.files import user_path
 from quintet.locks import folder_lock
 from quintet.mining.block_scores import HALVES, Precision, TileScores, float32_sums, make_scores
+from quintet.mining.blocks import Lists, mine_blocks
 from quintet.mining.exclude import Exclusions
 from quintet.mining.journal import VERSION, Journal, remove_journal
-from quintet.mining.sweep import Sweep
+from quintet.mining.sweep import Sweep, caps_of
 from quintet.protocols import Matcher, evaluation_mode
 from quintet.runs.encoding import Progress, reported
 from quintet.runs.run import Run, as_run
@@ -56,6 +60,10 @@ def mine(
     stage: str | None = None,
     device: torch.device | str | None = None,
     progress: bool | Progress = False,
+    approximate: bool = False,
+    ray: str | None = None,
+    ray_workers: int | None = None,
+    ray_gpus: float = 0.0,
 ) -> NegativeLists:
     """The hardest negatives of a whole split: for every image texts, for every text images. What `quintet mine` calls.
 
@@ -67,6 +75,11 @@ def mine(
     - `memory`: bytes of working memory beside codes and lists (default: half of a GPU's free memory, 1 GiB on a CPU).
     - `device`: by default where the run is; a run given by name goes to a GPU where there is one.
     - `progress`: draws a bar; a function is called with the pairs that are compared and the pairs in all.
+    - `approximate`: compare each embedding with the cells of a FAISS index that are near it, and score what is found
+      exactly. The recall is measured on a sample; it is in the manifest, under "computed".
+    - `ray`: a Ray cluster whose workers encode and mine blocks (auto, local, ray://HOST:PORT). Codes are read from
+      files beside `out`, which must be at the same path on every node, as the corpus must be; no process has all of
+      them in its memory. `ray_workers`: how many, by default one a CPU. `ray_gpus`: GPUs of each, 0.5 for two on one.
     - The other options are those of `mine_codes`.
 
     Under torchrun encoding and mining are shared out, every process gets the lists and the first one writes them.
@@ -78,14 +91,18 @@ def mine(
     >>> lists.texts.shape, lists.images.shape  # rows of the split, hardest first
     ((4, 7), (20, 2))
     """
-    options = {
+    cluster = Cluster.of(ray, ray_workers, ray_gpus, device)
+    by_blocks = approximate or cluster is not None
+    if by_blocks and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise QuintetError("torchrun and Ray (or approximate mining) do not go together; start `quintet mine` alone")
+    options: dict[str, Any] = {
         "top_texts": top_texts,
         "top_images": top_images,
         "exclude_duplicates": exclude_duplicates,
         "false_negative_margin": false_negative_margin,
-    }
+    } | ({"approximate": True} if approximate else {})
     _check_options(options, precision)
-    run = as_run(run, stage=stage, device=device)
+    run = as_run(run, stage=stage, device=device if cluster is None else "cpu")
     with distributed.process_group(run.device), ExitStack() as stack:
         corpus = as_corpus(corpus if corpus is not None else default_corpus([run.folder]))
         split = corpus.split(split) if isinstance(split, str) else split
@@ -96,25 +113,31 @@ def mine(
             missing = torch.tensor(int(finished is None), device=run.device)
             if finished is not None and not distributed.all_reduce_max(missing):  # for all processes
                 return finished
-            journal = _journal(out, run, split, options)
+            journal = _journal(out, run, split, options | ({"blocks": True} if by_blocks else {}))
             if distributed.is_main():
                 stack.enter_context(folder_lock(out, "mining negatives"))
             distributed.barrier()
-        codes = encode_shared(run, corpus, split)
         shown = progress if callable(progress) else progress and distributed.is_main()
-        with reported(shown, f"mining {split.name}", len(split.images) * len(split.texts)) as report:
-            lists = mine_codes(
-                run.matcher,
-                *codes,
-                split,
-                **options,  # type: ignore[arg-type]
-                precision=precision,
-                memory=memory,
-                device=run.device,
-                journal=journal,
-                progress=report,
-                source={"name": run.name, "weights": run.weights_checksum},
-            )
+        source = {"name": run.name, "weights": run.weights_checksum}
+        if by_blocks:
+            folder = journal or Path(stack.enter_context(TemporaryDirectory(prefix="quintet-mining-")))
+            report = stack.enter_context(reported(shown, f"mining {split.name}", len(split.images) * len(split.texts)))
+            lists = _mine_blocks(run, corpus, split, options, folder, cluster, precision, memory, source, report)
+        else:
+            codes = encode_shared(run, corpus, split)
+            with reported(shown, f"mining {split.name}", len(split.images) * len(split.texts)) as report:
+                lists = mine_codes(
+                    run.matcher,
+                    *codes,
+                    split,
+                    **options,
+                    precision=precision,
+                    memory=memory,
+                    device=run.device,
+                    journal=journal,
+                    progress=report,
+                    source=source,
+                )
         if out is not None:
             if distributed.is_main():
                 lists.save(out)
@@ -182,23 +205,81 @@ def mine_codes(
         book = None if journal is None else Journal(journal, settings)
         mining = _Mining(scores, exclusions, options, memory, book, progress)
         mining.run()
+    found = mining.of_images, mining.of_texts, mining.positives, mining.exclusions
+    computed = {
+        "precision": scores.precision,
+        "device": str(where),
+        "processes": distributed.world_size(),
+        "scored_again": {"images": mining.sweep.redone[0], "texts": mining.sweep.redone[1]},
+    }
+    return _as_lists(split, *found, name, options, computed, began)
+
+
+def _mine_blocks(
+    run: Run,
+    corpus: Corpus,
+    split: Split,
+    options: dict[str, Any],
+    folder: Path,
+    cluster: Cluster | None,
+    precision: Precision,
+    memory: int | None,
+    source: dict[str, str],
+    progress: Progress,
+) -> NegativeLists:
+    began = time.monotonic()
+    settings = options | {
+        "split": split_checksum(split),
+        "matcher": source,
+        "precision": precision,
+        "images": run.image_input.get("name"),
+    }
+    mined = mine_blocks(
+        run,
+        corpus,
+        split,
+        options,
+        Journal(folder, settings),
+        cluster=cluster,
+        precision=precision,
+        memory=memory,
+        progress=progress,
+    )
+    computed = {"precision": precision, "device": str(run.device) if cluster is None else cluster.device}
+    found = mined.of_images, mined.of_texts, mined.positives, mined.exclusions
+    return _as_lists(split, *found, source, options, computed | mined.facts, began)
+
+
+def _as_lists(
+    split: Split,
+    of_images: Lists,
+    of_texts: Lists,
+    positives: np.ndarray,
+    exclusions: Exclusions,
+    matcher: dict[str, str],
+    options: dict[str, Any],
+    computed: dict[str, Any],
+    began: float,
+) -> NegativeLists:
+    """`of_images`, `of_texts`: rows, scores, number above the caps."""
+    excluded = exclusions.counts()
+    if options["false_negative_margin"] is not None:
+        excluded["texts_above_false_negative_threshold"] = int(of_images[2].sum())
+        excluded["images_above_false_negative_threshold"] = int(of_texts[2].sum())
     return NegativeLists(
-        *mining.of_images[:2],
-        *mining.of_texts[:2],
+        of_images[0],
+        of_images[1],
+        of_texts[0],
+        of_texts[1],
         manifest={
             "split": split.name,
             "split_checksum": split_checksum(split),
-            "matcher": name,
+            "matcher": matcher,
             "options": options,
-            "computed": {
-                "precision": scores.precision,
-                "device": str(where),
-                "processes": distributed.world_size(),
-                "scored_again": {"images": mining.sweep.redone[0], "texts": mining.sweep.redone[1]},
-            },
-            "excluded": mining.excluded(),
-            "lists": {"texts": _counts(mining.of_images[0]), "images": _counts(mining.of_texts[0])},
-            "quantiles": summarise(mining.positives, mining.of_images[1], mining.of_texts[1]),
+            "computed": computed,
+            "excluded": excluded,
+            "lists": {"texts": _counts(of_images[0]), "images": _counts(of_texts[0])},
+            "quantiles": summarise(positives, of_images[1], of_texts[1]),
             "seconds": round(time.monotonic() - began, 3),
         },
     )
@@ -225,10 +306,9 @@ class _Mining:
         if known is None and journal is not None and distributed.is_main():
             journal.keep("beginning", {"positives": self.positives})
         margin = options["false_negative_margin"]
-        self.capped = margin is not None
         caps = (
-            _caps(image, self.positives, scores.sizes[0], margin),
-            _caps(text, self.positives, scores.sizes[1], margin),
+            caps_of(image, self.positives, scores.sizes[0], margin),
+            caps_of(text, self.positives, scores.sizes[1], margin),
         )
         self.sweep = Sweep(scores, exclusions, lengths, caps, memory, self._count)
         # Zero where another process works: the sum over processes is everybody's.
@@ -298,14 +378,6 @@ class _Mining:
         self.sweep.of_texts.above += torch.from_numpy(arrays["above_texts"]).to(self.scores.device)
         self._count((stop - start) * self.scores.sizes[1])
 
-    def excluded(self) -> dict[str, int]:
-        """Pairs that are in no list, and why."""
-        counts = self.exclusions.counts()
-        if self.capped:
-            counts["texts_above_false_negative_threshold"] = int(self.of_images[2].sum())
-            counts["images_above_false_negative_threshold"] = int(self.of_texts[2].sum())
-        return counts
-
 
 def _check_options(options: Mapping[str, Any], precision: str) -> None:
     top_texts, top_images, margin = (options[n] for n in ("top_texts", "top_images", "false_negative_margin"))
@@ -315,15 +387,6 @@ def _check_options(options: Mapping[str, Any], precision: str) -> None:
         raise QuintetError(f"precision {precision!r} is not known; choose auto, float32, float16 or bfloat16")
     if margin is not None and not np.isfinite(margin):
         raise QuintetError(f"the false-negative margin must be a number, got {margin}")
-
-
-def _caps(anchors: np.ndarray, positives: np.ndarray, size: int, margin: float | None) -> Tensor:
-    """(size,): the best positive score of each anchor plus the margin, in float32; inf where one of them is missing."""
-    best = np.full(size, -np.inf, np.float32)
-    if margin is not None:
-        np.maximum.at(best, anchors, positives)
-        best += np.float32(margin)
-    return torch.from_numpy(np.where(best == -np.inf, np.float32(np.inf), best))
 
 
 def _add_up(array: np.ndarray, device: torch.device, memory: int) -> None:

@@ -122,6 +122,15 @@ def ordered(rows: Tensor, scores: Tensor, length: int) -> tuple[Tensor, Tensor]:
     return rows, torch.nn.functional.pad(scores, (0, missing), value=-torch.inf)
 
 
+def caps_of(anchors: np.ndarray, positives: np.ndarray, size: int, margin: float | None) -> Tensor:
+    """(size,): the best positive score of each anchor plus the margin, in float32; inf where one of them is missing."""
+    best = np.full(size, -np.inf, np.float32)
+    if margin is not None:
+        np.maximum.at(best, anchors, positives)
+        best += np.float32(margin)
+    return torch.from_numpy(np.where(best == -np.inf, np.float32(np.inf), best))
+
+
 @dataclass
 class Direction:
     """Consecutive anchors of one side, their candidates so far, and how many scored above their cap."""

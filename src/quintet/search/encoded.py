@@ -5,27 +5,21 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, replace
+from contextlib import closing
+from dataclasses import replace
+from operator import itemgetter
 from pathlib import Path
-from typing import IO, Any
 
 import numpy as np
 
-from quintet.backbones.tower import same_tower
+from quintet.cluster import Pool
 from quintet.codes import Codes
-from quintet.data.corpus import Corpus
-from quintet.data.feature_store import FeatureStore
-from quintet.data.images import decoded, image_header
-from quintet.data.loading import batches_ahead
-from quintet.errors import ImageError, QuintetError
-from quintet.files import open_regular
-from quintet.runs.devices import side_by_side
-from quintet.runs.run import Run
-from quintet.search.encoder import Encoder, Prepared
-from quintet.search.fields import image_facts
+from quintet.errors import ImageError
+from quintet.search import SearchError
+from quintet.search.batches import Batch, BatchEncoder, Encoded, ImageTask, NotThereError, TextTask, feature_stores
+from quintet.search.encoder import Encoder
 from quintet.search.found import Found, Sources
-from quintet.search.items import ItemDatabase, Kind, content_of
+from quintet.search.items import ItemDatabase, Kind
 from quintet.search.sources import IndexedText
 from quintet.search.stores import Scalar
 from quintet.search.vectors import (
@@ -37,16 +31,6 @@ from quintet.search.vectors import (
     read_file_sets,
     write_file_set,
 )
-
-MAX_BYTES = 512 * 2**20  # of one image file
-
-
-@dataclass(frozen=True)
-class Encoded:
-    """A content that has a code, and what was learned while the image was read (its size, its date)."""
-
-    content: str
-    facts: dict[str, Scalar] = field(default_factory=dict)
 
 
 class EncodedItems:
@@ -83,6 +67,10 @@ class EncodedItems:
         for row, each in enumerate(encoded, first):
             self.rows[each.content], self.facts[each.content] = row, each.facts
 
+    def contents(self) -> np.ndarray:
+        """(n,): all that have a code, sorted."""
+        return np.array(sorted(self.rows), dtype=bytes)
+
     def compact(self, used: Collection[str]) -> None:
         """Copy the codes in use to new files where more than half of the rows are not, or some are damaged."""
         if not used or (self.files.rows <= 2 * len(used) and not self._must_copy):
@@ -110,20 +98,13 @@ class EncodedItems:
         self.database.insert("codes", ((self.files.name, content, rows[content], text) for content, text in facts))
 
 
-@dataclass(frozen=True)
-class _Read:
-    """An image that was looked at."""
-
-    content: str
-    facts: dict[str, Scalar] = field(default_factory=dict)
-    prepared: Prepared | None = None  # None where its code is known already, or its features are read from a store
-
-
 class ImageEncoder:
-    """Encodes the images of sources that have no code yet."""
+    """Encodes the images of sources that have no code yet: here, or on the workers of a cluster."""
 
-    def __init__(self, items: EncodedItems, encoder: Encoder, *, batch_size: int, workers: int) -> None:
-        self.items, self.encoder = items, encoder
+    def __init__(
+        self, items: EncodedItems, encoder: Encoder, *, batch_size: int, workers: int, pool: Pool | None = None
+    ) -> None:
+        self.items, self.encoder, self.pool = items, encoder, pool
         self.batch_size, self.workers = batch_size, workers
         self.encoded = 0
 
@@ -139,10 +120,17 @@ class ImageEncoder:
         progress(len(known) - len(todo))
         for root in sorted({sources.images[row].root for row in todo}):
             rows = [row for row in todo if sources.images[row].root == root]
-            stores = _stores(self.encoder.runs, sources.corpora.get(root))
+            corpus = sources.corpora[root].root if root in sources.corpora else None
+            stores = feature_stores(self.encoder.runs, corpus)
             if stores is None:
                 self.encoder.require_views()
-            results = self._encode_root([sources.images[row] for row in rows], stores, progress)
+            images = [sources.images[row] for row in rows]
+            if self.pool is None:
+                batches = BatchEncoder(self.encoder, self.items.rows)
+                made = batches.batches(images, stores, self.batch_size, self.workers)
+            else:
+                made = self._on_workers(self.pool, images, corpus)
+            results = self._committed(made, progress)
             for row, result in zip(rows, results, strict=True):
                 contents[row] = result if isinstance(result, str) else None
                 if isinstance(result, ImageError):
@@ -150,98 +138,32 @@ class ImageEncoder:
                     sources.unreadable.append((str(found.file or found.path), str(result)))
         return contents
 
-    def _encode_root(
-        self, images: Sequence[Found], stores: list[FeatureStore] | None, progress: Callable[[int], None]
-    ) -> Iterator[str | ImageError]:
-        """For each image its content, or why it cannot be read."""
+    def _committed(self, batches: Iterator[Batch], progress: Callable[[int], None]) -> Iterator[str | ImageError]:
+        """For each image its content, or why it cannot be read; a batch is committed before the next is looked at."""
+        with closing(self.items):
+            for batch in batches:
+                if batch.encoded:
+                    self.items.append(batch.codes, batch.encoded)
+                    self.encoded += len(batch.encoded)
+                progress(len(batch.contents))
+                yield from batch.contents
 
-        def look(found: Found) -> _Read | ImageError:
-            try:
-                return self._look(found, stores)
-            except ImageError as error:
-                return error
-            except MemoryError:
-                return ImageError(f"{found.file} needs more memory than there is; make a smaller copy of it")
+    def _on_workers(self, pool: Pool, images: Sequence[Found], corpus: Path | None) -> Iterator[Batch]:
+        def known_by_now(task: ImageTask, batch: Batch) -> ImageTask | None:
+            """An earlier batch, encoded elsewhere meanwhile, had an equal image: the same batch without it."""
+            known = {each.content for each in batch.encoded if each.content in self.items.rows}
+            return replace(task, known=task.known | known) if known else None
 
-        with side_by_side(self.encoder.device) as in_parts, closing(self.items):
-            for batch, results in batches_ahead(images, look, self.batch_size, self.workers):
-                fresh: dict[str, tuple[Found, _Read]] = {}  # of equal images in one batch one is encoded
-                for found, result in zip(batch, results, strict=True):
-                    if isinstance(result, _Read) and result.content not in self.items.rows:
-                        fresh.setdefault(result.content, (found, result))
-                if fresh:
-                    encoded = [Encoded(read.content, read.facts) for _, read in fresh.values()]
-                    self.items.append(self._encode(list(fresh.values()), stores, in_parts), encoded)
-                    self.encoded += len(encoded)
-                progress(len(batch))
-                yield from (result.content if isinstance(result, _Read) else result for result in results)
-
-    def _look(self, found: Found, stores: list[FeatureStore] | None) -> _Read:
-        if stores is not None:
-            assert found.image is not None
-            if any(found.image.id not in store for store in stores):
-                raise ImageError(f"image {found.image.id!r} has no features; it was left out when they were made")
-        if found.file is None:
-            if stores is None or found.image is None:
-                raise ImageError("has neither an image file nor features of the kind this run reads")
-            features = [store.batch([found.image.id]).fragments for store in stores]
-            return _Read(content_of(b"".join(part.numpy().tobytes() for part in features if part is not None)))
-        name = str(found.file)
-        with _opened(found.file) as file:
-            content = content_of(file)
-            if content in self.items.rows:
-                return _Read(content)
-            if stores is not None:
-                header = image_header(file, name=name)
-                return _Read(content, image_facts(header.size, header.exif))
-            with decoded(file, name=name, least=self.encoder.least) as (image, header):
-                facts = image_facts(header.size, header.exif)
-                return _Read(content, facts, self.encoder.prepare(image, header.size))
-
-    def _encode(
-        self,
-        reads: Sequence[tuple[Found, _Read]],
-        stores: list[FeatureStore] | None,
-        in_parts: Callable[[Callable[[Any], list[Codes]], Any], list[list[Codes]]],
-    ) -> list[Codes]:
-        if stores is not None:
-            ids = [found.image.id for found, _ in reads if found.image is not None]
-            return self.encoder.encode_batches([store.batch(ids) for store in stores])
-        images = [read.prepared for _, read in reads if read.prepared is not None]
-        parts = in_parts(self.encoder.encode_images, images)
-        return [Codes.cat(of_run) for of_run in zip(*parts, strict=True)]
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[IO[bytes]]:
-    try:
-        with open_regular(path) as file:
-            size = os.fstat(file.fileno()).st_size
-            if size > MAX_BYTES:
-                raise ImageError(f"{path} has {size >> 20} MiB, above the limit of {MAX_BYTES >> 20}")
-            yield file
-    except ImageError:
-        raise
-    except QuintetError as error:
-        raise ImageError(str(error)) from None
-    except OSError as error:
-        raise ImageError(f"could not read {path}: {error.strerror or error}") from None
-
-
-def _stores(runs: Sequence[Run], corpus: Corpus | None) -> list[FeatureStore] | None:
-    """The features every run reads, where a corpus has them all; otherwise they are made of the images."""
-    if corpus is None:
-        return None
-    found = []
-    for run in runs:
-        folder = corpus.root / "features" / str(run.image_input.get("name"))
-        if run.image_input["kind"] == "pixels" or not (folder / "manifest.json").is_file():
-            return None
-        store = FeatureStore(folder)
-        if not same_tower(run.image_input.get("tower"), store.manifest.get("tower")):
-            return None
-        found.append(store)
-    return found
+        size = self.batch_size
+        tasks = (ImageTask(images[at : at + size], corpus=corpus) for at in range(0, len(images), size))
+        for task, batch in pool.map(tasks, known_by_now):
+            for found, result in zip(task.items, batch.contents, strict=True):
+                if isinstance(result, NotThereError) and found.file is not None and os.path.lexists(found.file):
+                    raise SearchError(
+                        f"{found.file} is here, but not on the node {result.node}: the images must be at the same path "
+                        "on every node; mount them there. What is encoded is kept, and the same command goes on"
+                    )
+            yield batch
 
 
 def encode_texts(
@@ -250,14 +172,21 @@ def encode_texts(
     texts: Sequence[IndexedText],
     batch_size: int,
     progress: Callable[[int], None],
+    pool: Pool | None = None,
 ) -> int:
     """Encode what is not encoded yet; how many were."""
     contents = {text.content: text.text for text in texts}
     todo = [(content, text) for content, text in contents.items() if content not in items.rows]
     progress(len(texts) - len(todo))
+    batches = [todo[at : at + batch_size] for at in range(0, len(todo), batch_size)]
+    tasks = (TextTask(texts=[text for _, text in batch]) for batch in batches)
+    made = (
+        map(encoder.encode_texts, (task.texts for task in tasks))
+        if pool is None
+        else map(itemgetter(1), pool.map(tasks))
+    )
     with closing(items):
-        for start in range(0, len(todo), batch_size):
-            batch = todo[start : start + batch_size]
-            items.append(encoder.encode_texts([text for _, text in batch]), [Encoded(content) for content, _ in batch])
+        for batch, codes in zip(batches, made, strict=True):
+            items.append(codes, [Encoded(content) for content, _ in batch])
             progress(len(batch))
     return len(todo)

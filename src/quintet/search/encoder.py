@@ -108,6 +108,11 @@ class Encoder:
         """Whether every run can be shown new images."""
         return all(isinstance(view, int) for view in self._view_of)
 
+    def travelling(self) -> list[Run]:
+        """The runs with their image towers, for a process that has no files of theirs."""
+        self._open_views()
+        return self.runs
+
     def require_views(self) -> None:
         """Raise unless every run can be shown new images."""
         for run, view in zip(self.runs, self._view_of, strict=True):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from quintet.cluster import Cluster, Pool, worker_pool
 from quintet.data.corpus import Corpus
 from quintet.data.remote import is_url
 from quintet.evaluation.result import provenance
@@ -21,6 +22,7 @@ from quintet.files import header_format, remove_partials, user_path
 from quintet.runs.encoding import Progress, reported
 from quintet.runs.run import Run, load
 from quintet.search import SearchError, StaleIndex
+from quintet.search.batches import IndexWorker, StoreTask
 from quintet.search.chance import packed
 from quintet.search.encoded import EncodedItems, ImageEncoder, encode_texts
 from quintet.search.encoder import (
@@ -41,7 +43,7 @@ from quintet.search.kept import Earlier, Unlisted, check_dropped, key
 from quintet.search.ownership import check_kept, check_sources, remove_unused_images, writing
 from quintet.search.sources import IndexedText, find_images, find_texts, numbered
 from quintet.search.stores import Scalar, open_store
-from quintet.search.stores.choice import choose_store, faiss_kind, is_own, store_address, try_store
+from quintet.search.stores.choice import choose_store, faiss_kind, is_own, store_address, takes_many_writers, try_store
 from quintet.search.stores.store import is_text
 from quintet.search.vector_search import exchange_index, prepare_index
 from quintet.search.vectors import CodeFiles, adopt, announce, read_file_sets, remove_unused_files, retire
@@ -81,6 +83,9 @@ def build_index(
     overwrite: bool = False,
     prune: bool = False,
     progress: bool | Progress = False,
+    ray: str | None = None,
+    ray_workers: int | None = None,
+    ray_gpus: float = 0.0,
 ) -> BuildReport:
     """Index the images of `sources` (folders, corpora, tar shards, URLs of these two) and the texts of `texts`.
 
@@ -91,6 +96,9 @@ def build_index(
     whose score is the mean of theirs. `rerank_with`: runs whose whole score can put the best candidates in order.
     `precision`: of stored fragments. `split`: of corpora, only this split. `overwrite`: replace what is there, an index
     of other runs, say. `progress`: True draws a bar; a function is called with (done, total) after every batch.
+
+    `ray`: a Ray cluster whose workers encode (auto, local, ray://HOST:PORT); images must be at the same path on every
+    node. `ray_workers`: how many, by default one a CPU. `ray_gpus`: GPUs of each, 0.5 for two on one.
 
     What cannot be listed stays in the index, and `unlisted` of the report names it; so does what a folder had that is
     empty or missing now. Dropping more than a fifth of the images or texts (and more than ten) is refused. `prune`:
@@ -105,6 +113,7 @@ def build_index(
     (1, 1)
     """
     began = time.monotonic()
+    cluster = Cluster.of(ray, ray_workers, ray_gpus, device)
     paths = [_source(source) for source in several(sources)]
     local = [source for source in paths if isinstance(source, Path)]
     texts = None if texts is None else texts.root if isinstance(texts, Corpus) else user_path(texts)
@@ -114,8 +123,8 @@ def build_index(
         raise SearchError(f"the path {index} is not UTF-8, which reading an index needs; choose another folder")
     check_sources(index, [*local, *([] if texts is None else [texts])])
     _check_missing(local, index, overwrite)
-    team = _open_team(several(run), several(rerank_with), device, precision)
-    with writing(index):
+    team = _open_team(several(run), several(rerank_with), device if cluster is None else "cpu", precision)
+    with writing(index), ExitStack() as stack:
         repaired = _repair(index, overwrite)
         with (
             closing(ItemDatabase.open_writer(index / "items.sqlite")) as database,
@@ -149,9 +158,14 @@ def build_index(
             }
             repaired += [f"vectors/{each}" for kind in KINDS for each in encoded[kind].damaged]
             count = _Count(len(found.images) + len(found_texts), report)
-            images = ImageEncoder(encoded["image"], team.encoder, batch_size=batch_size, workers=workers)
+            pool = None
+            if cluster is not None:
+                made_by = IndexWorker, team.encoder.travelling(), cluster.device, workers, encoded["image"].contents()
+                pool = stack.enter_context(worker_pool(cluster, *made_by))
+            images = ImageEncoder(encoded["image"], team.encoder, batch_size=batch_size, workers=workers, pool=pool)
             contents = found.without_moved(images.encode(found, _known_contents(found), count))
-            made = images.encoded + encode_texts(encoded["text"], team.encoder, found_texts, batch_size, count)
+            made = images.encoded
+            made += encode_texts(encoded["text"], team.encoder, found_texts, batch_size, count, pool)
             if not any(contents) and not found_texts and found.unreadable:
                 raise SearchError(f"none of the images can be read, the first because: {found.unreadable[0][1]}")
             _check_dropped(found, contents, found_texts, old)
@@ -185,7 +199,7 @@ def build_index(
             else:
                 in_engine = bool(manifest.first) and not is_own(store)
                 if in_engine:
-                    _add_to_engine(index, manifest, entries, old, encoded)
+                    _add_to_engine(index, manifest, entries, old, encoded, pool)
                 by_chance = None
                 if manifest.first and (before is None or database.head("random texts") is None):
                     by_chance = packed(team.encoder.random_texts(manifest.first))
@@ -480,22 +494,36 @@ def _add_to_engine(
     entries: Mapping[Kind, Sequence[Entry]],
     old: Mapping[str, Entry],
     encoded: Mapping[Kind, EncodedItems],
+    pool: Pool | None,
 ) -> None:
     """Before the commit: until then searchers pass over what their generation does not know."""
     for kind in KINDS:
         with closing(open_store(store_address(manifest.store, kind), manifest.dim, create=True)) as store:
             known = {id_: old[id_].item for id_ in store.ids() if id_ in old}
             changed = [entry for entry in entries[kind] if known.get(entry.item.id) != entry.item]
-            codes = CodeFiles(index / "vectors", encoded[kind].files) if changed else None
             changed.sort(key=lambda entry: entry.row)
-            for start in range(0, len(changed), AT_ONCE):
-                assert codes is not None
-                some = changed[start : start + AT_ONCE]
-                rows = np.array([entry.row for entry in some])
-                parts = {member: codes.codes(member, rows, parts=("embedding",)) for member in manifest.first}
-                vectors = first_vectors(parts, manifest.first).numpy()  # (n, dim)
-                store.add([entry.item.id for entry in some], vectors, [entry.item.facts() for entry in some])
-            store.flush()
+            tasks = _store_tasks(index, manifest, store_address(manifest.store, kind), changed, encoded[kind])
+            if pool is not None and takes_many_writers(manifest.store):
+                for _ in pool.map(tasks):
+                    pass
+            else:
+                for task in tasks:
+                    store.add(task.ids, task.vectors, task.facts)
+                store.flush()
+
+
+def _store_tasks(
+    index: Path, manifest: Manifest, address: str, changed: Sequence[Entry], encoded: EncodedItems
+) -> Iterator[StoreTask]:
+    codes = CodeFiles(index / "vectors", encoded.files) if changed else None
+    for start in range(0, len(changed), AT_ONCE):
+        assert codes is not None
+        some = changed[start : start + AT_ONCE]
+        rows = np.array([entry.row for entry in some])
+        parts = {member: codes.codes(member, rows, parts=("embedding",)) for member in manifest.first}
+        vectors = first_vectors(parts, manifest.first).numpy()  # (n, dim)
+        ids, facts = [entry.item.id for entry in some], [entry.item.facts() for entry in some]
+        yield StoreTask(address=address, ids=ids, vectors=vectors, facts=facts)
 
 
 def _drop_from_engine(manifest: Manifest, entries: Mapping[Kind, Sequence[Entry]]) -> None:

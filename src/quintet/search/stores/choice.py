@@ -69,6 +69,11 @@ def is_own(store: str) -> bool:
     return ":" not in store.partition("?")[0]
 
 
+def takes_many_writers(store: str) -> bool:
+    """Whether several processes may write to it at once: servers, not files."""
+    return Address.parse(store).scheme not in ("local", "milvus")
+
+
 def store_address(store: str, kind: Kind) -> str:
     """The address of one kind's vectors in an engine: images and texts are kept apart.
 
