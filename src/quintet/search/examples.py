@@ -16,7 +16,7 @@ GOOD = 2.5  # standard deviations above the mean of an index
 LONGEST = 40  # characters of a text that is offered
 EVERYDAY = """
 a dog; a cat; a bird; horses; a child playing; a smiling person; someone's face; people at a table;
-a crowd of people; a bride and groom; the beach; waves in the sea; a boat on the water; mountains; snow; a forest;
+a crowd of people; a wedding; the beach; waves in the sea; a boat on the water; mountains; snow; a forest;
 flowers; a red flower; grass; a sunset; a river; a lake; clouds in the sky; the night sky; a city street;
 tall buildings; an old building; a house; a bridge; stairs; a church; a car; a bicycle; a motorcycle; a train;
 an airplane; food on a plate; a cup of coffee; a cake; a bottle; a book; written text; a computer; a clock; coins;
@@ -53,7 +53,9 @@ def best_examples(texts: Sequence[str], vectors: np.ndarray, opened: Generation)
     images = opened.vectors("image", np.array([entry.row for entry in best]))
     spreads = [Spread.of(vector, opened.sample("image")) for vector in vectors]
     scores = vectors.astype(np.float64) @ images.T  # (texts, their best images)
-    fits = np.stack([(row - spread.mean) / spread.std for row, spread in zip(scores, spreads, strict=True)])
+    above = scores - np.array([[spread.mean] for spread in spreads])  # its mean is a text's own, as in `chance`
+    std = np.array([[spread.std] for spread in spreads])
+    fits = above / np.sqrt(std)  # between what a text is sure of and what stands out
     numbers = [number for number in range(len(texts)) if fits[:, number].argmax() == number]
     numbers.sort(key=lambda number: -fits[number, number])
-    return [(texts[number], best[number].item) for number in numbers if fits[number, number] >= GOOD]
+    return [(texts[number], best[number].item) for number in numbers if (above / std)[number, number] >= GOOD]
