@@ -276,3 +276,51 @@ def test_fragments_are_kept_in_training_alone_and_in_the_size_of_the_embedding(t
         if kind == "clip":  # whose embedding of a text is that of its last token
             last = text_codes.fragments[torch.arange(len(TEXTS)), texts.lengths - 1]
             torch.testing.assert_close(torch.nn.functional.normalize(last), text_codes.embedding)
+
+
+def siglip_pieces(folder: Path) -> Any:
+    """Give a SigLIP the tokenizer of its first releases: a SentencePiece model alone."""
+    pieces = pytest.importorskip("sentencepiece")
+    words = [
+        *TEXTS[1].split(),
+        "the",
+        "red",
+        "blue",
+        "snow",
+        "under",
+        "tree",
+        "small",
+        "large",
+        "green",
+        "café",
+        "sits",
+    ]
+    texts = [" ".join(words[(start * step) % len(words)] for step in range(3, 9)) for start in range(60)]
+    pieces.SentencePieceTrainer.train(
+        sentence_iterator=iter(texts), model_prefix=str(folder / "spiece"), vocab_size=40, model_type="unigram",
+        character_coverage=1.0, bos_id=-1, pad_id=-1, eos_id=1, unk_id=0, minloglevel=2,
+    )  # fmt: skip
+    (folder / "spiece.vocab").unlink()
+    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
+        (folder / name).unlink(missing_ok=True)
+    tokenizer = transformers.SiglipTokenizer(vocab_file=str(folder / "spiece.model"), model_max_length=16)
+    tokenizer.save_pretrained(folder)
+    return tokenizer
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_sentencepiece_model_alone_is_read_as_transformers_reads_it(tmp_path: Path, beside: bool) -> None:
+    save_dual_encoder(tmp_path, "siglip")
+    kept = (tmp_path / "tokenizer.json").read_bytes()
+    slow = siglip_pieces(tmp_path)
+    texts = ["A red dog, under the tree!", "two  cats -- and (a) bench", "snow", "Café über 日本", "blue\tgreen\nlarge"]
+    texts.append("the small dog sits on a large bench in the snow and the two cats sit under a tree")
+    wanted = [slow(text, truncation=True).input_ids for text in texts]
+    if beside:  # transformers still gives the tokenizer of spiece.model, and the file beside it is the model's own
+        (tmp_path / "tokenizer.json").write_bytes(kept)
+        assert quintet.load(f"hf:{tmp_path}", device="cpu").tokenizer is not None
+        return
+    tokenizer = quintet.load(f"hf:{tmp_path}", device="cpu").tokenizer
+    assert tokenizer is not None
+    assert [tokenizer.ids(text) for text in texts] == wanted
+    assert len(wanted[-1]) == 16

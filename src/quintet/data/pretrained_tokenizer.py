@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import string
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -67,9 +69,11 @@ class PretrainedTokenizer:
         try:
             # Code from a model's own repository is never run: trust_remote_code stays off.
             found: Any = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
+            backend = _backend(found, folder)
         except Exception as error:  # noqa: BLE001  # whatever a reader raises on damaged files or a missing package
-            raise QuintetError(f"the tokenizer of {name} cannot be read: {str(error).strip()[:300]}") from None
-        backend = getattr(found, "backend_tokenizer", None)
+            alone = (folder / "spiece.model").is_file() and not (folder / "tokenizer.json").is_file()
+            hint = "; its pieces are in spiece.model alone: `pip install sentencepiece protobuf`" if alone else ""
+            raise QuintetError(f"the tokenizer of {name} cannot be read: {str(error).strip()[:300]}{hint}") from None
         if backend is None:
             raise QuintetError(
                 f"the tokenizer of {name} ({type(found).__name__}) has no tokenizer.json; make one where the package "
@@ -132,3 +136,41 @@ class PretrainedTokenizer:
         except QuintetError as error:
             raise RunError(str(error)) from None
         return cls(Tokenizer.from_str(json.dumps(saved.tokenizer)), saved)
+
+
+def _backend(found: Any, folder: Path) -> HuggingFaceTokenizer | None:
+    """The fast tokenizer behind one of transformers. SigLIP's class has none, whatever files lie beside it."""
+    backend: HuggingFaceTokenizer | None = getattr(found, "backend_tokenizer", None)
+    if backend is not None:
+        return backend
+    from tokenizers import Tokenizer
+
+    if (folder / "tokenizer.json").is_file():
+        return Tokenizer.from_file(str(folder / "tokenizer.json"))
+    return _siglip_pieces(found) if type(found).__name__ == "SiglipTokenizer" else None
+
+
+def _siglip_pieces(found: Any) -> HuggingFaceTokenizer:
+    """The unigrams of a SentencePiece model, for texts in small letters without punctuation, as SigLIP was trained."""
+    from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
+    from transformers.convert_slow_tokenizer import import_protobuf
+
+    proto = import_protobuf().ModelProto.FromString(found.sp_model.serialized_model_proto())
+    pieces = [(piece.piece, piece.score) for piece in proto.pieces]
+    tokenizer = Tokenizer(models.Unigram(pieces, unk_id=proto.trainer_spec.unk_id, byte_fallback=False))
+    charsmap = proto.normalizer_spec.precompiled_charsmap
+    tokenizer.normalizer = normalizers.Sequence(
+        [
+            *([normalizers.Lowercase()] if found.do_lower_case else []),
+            normalizers.Replace(Regex(f"[{re.escape(string.punctuation)}]"), ""),
+            *([normalizers.Precompiled(charsmap)] if charsmap else []),
+            normalizers.Replace(Regex(r"\s+"), " "),
+            normalizers.Strip(),
+        ]
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    end = (str(found.eos_token), int(found.eos_token_id))
+    tokenizer.post_processor = processors.TemplateProcessing(single=f"$A {end[0]}", special_tokens=[end])
+    names = dict.fromkeys((found.eos_token, found.unk_token, found.pad_token))
+    tokenizer.add_special_tokens([AddedToken(str(name), normalized=False) for name in names])
+    return tokenizer
