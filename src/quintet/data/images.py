@@ -218,7 +218,7 @@ def _turn(exif: Image.Exif) -> Image.Transpose | None:
 
 
 def _is_turned(exif: Image.Exif) -> bool:
-    """Whether width and height change places."""
+    """Whether width and height are exchanged."""
     turn = _turn(exif)
     return turn is not None and turn.name not in ("FLIP_LEFT_RIGHT", "FLIP_TOP_BOTTOM", "ROTATE_180")
 
