@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -74,7 +75,7 @@ def read(
     if asked.images is None and Path(source).is_dir():
         asked = replace(asked, images=Path(source))
     rows = Rows(out, asked, notes)
-    identity = [source, config, revision, splits, str((asked, strict)), _versions(opened), PART]
+    identity = [source, config, revision, splits, str((asked, strict)), _version(source, revision), PART]
     journal = Journal(out, {"hub": identity}, notes)
     for entry in journal.entries():
         rows.know(entry)
@@ -122,13 +123,18 @@ def _told(error: Exception, source: str) -> QuintetError:
     )
 
 
-def _versions(opened: Any) -> list[str]:
-    """What tells one version of the data set from another: the checksums or commits of its files."""
-    found = []
-    for name in opened:
-        info = getattr(opened[name], "info", None)
-        found.append(f"{name}:{sorted(getattr(info, 'download_checksums', None) or {})}")
-    return found
+def _version(source: str, revision: str | None) -> object:
+    """What tells one version of the data set from another: its commit, or the files of a folder."""
+    folder = Path(source)
+    if folder.is_dir():
+        files = sorted(path for path in folder.rglob("*") if path.is_file())
+        return [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    try:
+        from huggingface_hub import HfApi
+
+        return HfApi().dataset_info(source, revision=revision).sha
+    except Exception:  # noqa: BLE001  # of the hub, of the network
+        return time.time_ns()  # then an import that was killed begins anew
 
 
 def _chosen(names: list[str], asked: str | None, source: str) -> dict[str, str]:

@@ -102,6 +102,9 @@ def source_name(sources: Sequence[Path | str]) -> str:
     ('cc3m', 'cc3m', '1')
     """
     first = sources[0]
-    parts = Path(first).resolve().parts if isinstance(first, Path) else shown_url(first).split("/")
+    if isinstance(first, Path):
+        parts: Sequence[str] = first.resolve().parts
+    else:
+        parts = shown_url(first).split("/")[3 if first.startswith("http") else 2 :]  # of http without the server
     plain = [part for part in parts if part and not set(part) & set("{}*?[]")]
     return plain[-1].split(".")[0] if plain else "corpus"
