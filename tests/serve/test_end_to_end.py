@@ -47,6 +47,7 @@ def real(watcher: IndexWatcher, tmp_path: Path) -> Iterator[TestClient]:
 
 def test_every_route_on_a_real_index(real: TestClient, images: Path) -> None:
     count = len(list(images.rglob("*.png")))
+    assert real.get("/ready").json() == {"status": "ready"}
     facts = real.get("/api/index").json()["index"]
     assert facts["counts"]["image"] == count
     found = real.post("/api/search", json={"query": "a large red circle", "limit": 100}).json()["hits"]

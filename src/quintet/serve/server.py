@@ -54,7 +54,10 @@ def serve_index(
             return searcher
 
         watcher = IndexWatcher(index, reopen, settings.watch_s)
-        gc.freeze()  # modules and the index stay: no collection has to look at their half a million objects
+        # Modules and the index stay: no collection has to look at their half a million objects. A request makes some
+        # thousand that reference counts free, so that collections can be rare.
+        gc.freeze()
+        gc.set_threshold(20_000, 20, 20)
         server = make_server(create_app(watcher, settings), settings, lambda: ready(address(listener, settings)))
         server.run(sockets=[listener])
 
