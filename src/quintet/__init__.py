@@ -20,6 +20,7 @@ _PUBLIC = {
     "Corpus": "quintet.data.corpus",
     "QuintetError": "quintet.errors",
     "Evaluation": "quintet.evaluation.evaluator",
+    "check_corpus": "quintet.report.corpus_check",
     "backup_index": "quintet.search.safekeeping",
     "build_index": "quintet.search.indexing",
     "convert": "quintet.runs.convert",
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from quintet.mining.mine import mine as mine
     from quintet.models import create_model as create_model
     from quintet.models import list_models as list_models
+    from quintet.report.corpus_check import check_corpus as check_corpus
     from quintet.runs.convert import convert as convert
     from quintet.runs.hub import push as push
     from quintet.runs.run import Run as Run

@@ -166,6 +166,21 @@ def test_a_contact_sheet_replaces_a_file_only_when_asked(source: Path, tmp_path:
     assert sheet.read_bytes() != b"mine"
 
 
+def test_check_with_strict_ends_with_status_1_where_there_is_a_problem(tiny_corpus: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_corpus, tmp_path / "copy")
+    splits = json.loads((folder / "splits.json").read_text())
+    splits["test"].append(splits["train"][0])
+    (folder / "splits.json").write_text(json.dumps(splits))
+    head = json.loads((folder / "corpus.json").read_text())
+    (folder / "corpus.json").write_text(json.dumps(head | {"checksums": {}}))
+    result = quintet_data("check", folder, "--page", tmp_path / "check.html", "-o", tmp_path / "check.json")
+    assert result.exit_code == 0
+    assert "overlapping splits" in result.output
+    assert "overlapping splits" in (tmp_path / "check.html").read_text()
+    assert json.loads((tmp_path / "check.json").read_text())["findings"][0]["severity"] == "problem"
+    assert quintet_data("check", folder, "--strict", "--no-images").exit_code == 1
+
+
 def test_check_finds_a_flipped_bit_in_features(tiny_corpus: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(tiny_corpus, tmp_path / "copy")
     result = quintet_data("check", folder)
@@ -177,7 +192,7 @@ def test_check_finds_a_flipped_bit_in_features(tiny_corpus: Path, tmp_path: Path
     path.write_bytes(data)
     result = quintet_data("check", folder, "--json")
     assert result.exit_code == 1
-    assert "damaged" in json.loads(result.stdout)["features/toy"]
+    assert "damaged" in json.loads(result.stdout)["files"]["features/toy"]
     (folder / "texts.jsonl").write_text((folder / "texts.jsonl").read_text().replace(" red", " sad", 1))
     result = quintet_data("check", folder)
     assert "texts.jsonl is damaged" in str(result.exception)

@@ -12,7 +12,15 @@ from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
-from quintet.cli.options import Command, CommandGroup, JsonOption, complete_format, complete_split
+from quintet.cli.options import (
+    COMPUTE,
+    OUTPUT,
+    Command,
+    CommandGroup,
+    JsonOption,
+    complete_format,
+    complete_split,
+)
 from quintet.cli.progress import work_bar
 from quintet.cli.terminal import print_json
 from quintet.errors import CorpusError
@@ -200,29 +208,64 @@ def inspect_command(
 
 @data_app.command("check", cls=Command)
 def check_command(
-    corpus: Annotated[Path, typer.Argument(metavar="CORPUS", help="Corpus folder.")], as_json: JsonOption = False
+    corpus: Annotated[Path, typer.Argument(metavar="CORPUS", help="Corpus folder.")],
+    images: Annotated[
+        bool, typer.Option("--images/--no-images", help="Decode every image: near-duplicates, unreadable files, sizes.")
+    ] = True,
+    strict: Annotated[bool, typer.Option("--strict", help="End with status 1 where there is any problem.")] = False,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", min=1, help="Threads that decode images; default: one a core.", rich_help_panel=COMPUTE
+        ),
+    ] = None,
+    page: Annotated[
+        Path | None,
+        typer.Option("--page", metavar="FILE", help="HTML page with examples.", rich_help_panel=OUTPUT),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="FILE", help="JSON file.", rich_help_panel=OUTPUT)
+    ] = None,
+    as_json: JsonOption = False,
 ) -> None:
-    """Compare a corpus, its features and its kept word features with their checksums (exit status 1 if one is damaged).
+    """Check a corpus before training: leakage, false negatives, unreadable files, outliers.
 
-    Features must hold no NaN or infinity. Every array is read whole. `quintet data inspect --check-images` reads the
-    images.
+    `quintet data check corpora/f8k --page check.html`
+
+    Near-duplicate images in different splits, captions that groups share, splits that overlap, images without a
+    caption, odd lengths, sizes and scripts. Features and kept word features are read whole and compared with their
+    checksums; they must hold no NaN or infinity. Damaged ones end with status 1, with `--strict` other problems too.
     """
     from quintet.data.corpus import Corpus
+    from quintet.files import check_output
 
     opened = Corpus.open(corpus)
+    for file in (page, out):
+        if file is not None:
+            check_output(file)
 
-    from quintet.data.overview import check_files
+    from quintet.report.corpus_check import check_corpus
 
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("reading features", total=None)
-        found = check_files(opened, lambda done, total: bar.update(task, completed=done, total=total))
+    with work_bar(Console(stderr=True, quiet=as_json), "reading images", "images") as progress:
+        found = check_corpus(opened, images=images, workers=workers, progress=progress)
+    if out is not None:
+        found.save(out)
+    if page is not None:
+        found.page(page)
     if as_json:
-        print_json({"tables": None} | found, indent=2)
+        print_json(found.to_json(), indent=2)
     else:
         console = Console()
-        for name, error in {"tables": None, **found}.items():
+        for name, error in {"tables": None, **found.files}.items():
             console.print(f"{escape(name)}: {escape(error or 'whole')}", highlight=False, soft_wrap=True)
-    if any(found.values()):
+        console.print(f"{found.checked_images:,} images decoded", highlight=False)
+        for each in found.findings:
+            colour = "red" if each.severity == "problem" else "yellow"
+            said = f"[{colour}]{each.severity}[/]: [bold]{escape(each.kind)}[/]: {escape(each.said)}"
+            console.print(said, highlight=False, soft_wrap=True)
+            for example in each.examples[:3]:
+                console.print(f"  {escape(each.line(example))}", highlight=False, soft_wrap=True)
+    if any(found.files.values()) or (strict and found.problems):
         raise typer.Exit(1)
 
 
