@@ -83,6 +83,8 @@ NOT_RUN = {
     "hf:umaru97/flickr30k_train_val_test": "a data set of the hub, to download",
     "hf:facebook/dinov2-small": "a model of the hub, to download",
     "--ray": "a cluster; tests/test_ray.py starts one",
+    "--nnodes": "two computers; tests/training/test_nodes.py has two network namespaces",
+    "postgresql://HOST/DATABASE": "a server; tests/serve/test_replicas.py starts one",
     "push": "uploads to the hub; tests/runs/test_hub.py does, to a stand-in",
     "mmca-f30k": "BERT of the hub, to download",
     "model_best.pth": "a checkpoint of the authors, to download",

@@ -11,7 +11,8 @@ from starlette.testclient import TestClient
 POSTS = ("/api/search", "/api/search/image", "/api/explain", "/api/session")
 GETS = ("/api/similar", "/api/newest", "/api/facets", "/api/item", "/api/image", "/api/thumbnail")
 GETS += ("/api/download", "/api/paths")
-PLAIN = ("/api/index", "/api/examples", "/health", "/metrics")  # nothing is said to them, so nothing wrong either
+# Nothing is said to them, so nothing wrong either.
+PLAIN = ("/api/index", "/api/examples", "/health", "/ready", "/metrics")
 
 
 def test_the_document_names_every_route_and_every_trouble(client: TestClient) -> None:
@@ -20,7 +21,7 @@ def test_the_document_names_every_route_and_every_trouble(client: TestClient) ->
     for path, methods in paths.items():
         for operation in methods.values():
             assert operation["description"], path
-            assert path == "/health" or {"401", "403", "429", "503"} <= set(operation["responses"]), path
+            assert path in ("/health", "/ready") or {"401", "403", "429", "503"} <= set(operation["responses"]), path
 
 
 def test_no_page_of_others_code_is_offered(client: TestClient) -> None:
