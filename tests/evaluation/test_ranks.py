@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quintet.errors import QuintetError
-from quintet.evaluation.ranks import Ranks, count_ranks, positive_pairs, ranks_of_matrix
+from quintet.evaluation.ranks import Ranks, _count_block, _Plan, count_ranks, positive_pairs, ranks_of_matrix
 
 
 @st.composite
@@ -154,3 +154,23 @@ def test_a_score_function_of_the_wrong_shape_is_refused() -> None:
 def test_positive_pairs_of_uneven_groups() -> None:
     image, text = positive_pairs(np.array([5, 9, 5]), np.array([9, 5, 1, 5]))
     assert list(zip(image.tolist(), text.tolist(), strict=True)) == [(0, 1), (0, 3), (1, 0), (2, 1), (2, 3)]
+
+
+def test_a_device_counts_what_the_processor_counts() -> None:
+    rng = np.random.default_rng(0)
+    scores = rng.integers(0, 5, (9, 300)).astype(np.float32)
+    query = [np.sort(rng.integers(0, size, 40)) for size in scores.shape]
+    query[0] = np.sort(np.append(query[0], np.arange(9)))  # every image has a pair
+    plans = tuple(_Plan(rows, slice(0, size)) for rows, size in zip(query, scores.shape, strict=True))
+    floors = [rng.integers(0, 5, len(rows)).astype(np.float32) for rows in query]
+    tensors = torch.from_numpy(scores), [torch.from_numpy(each) for each in floors]
+    counted = _count_block(scores, floors, plans), _count_block(*tensors, plans)  # type: ignore[arg-type]
+    for one, other in zip(*counted, strict=True):
+        assert one[0] == other[0]
+        assert np.array_equal(one[1], other[1])
+        assert one[2].tolist() == other[2].tolist()
+    for side, lines in enumerate((scores, scores.T)):
+        totals = np.zeros(len(query[side]), int)
+        for _, pairs, counts in (found for found in counted[0] if found[0] == side):
+            totals[pairs] += counts
+        assert totals.tolist() == [(lines[row] >= floors[side][at]).sum() for at, row in enumerate(query[side])]

@@ -235,8 +235,8 @@ def kendall_tau_b(first: ArrayLike, second: ArrayLike, weights: ArrayLike | None
     """Kendall's tau-b, (P - Q) / sqrt((n0 - n1) (n0 - n2)): of n0 pairs, n1 and n2 are tied in one of the two; NaN if
     all are. Takes as long as `kendall_tau_c`.
 
-    >>> kendall_tau_b([0.1, 0.2, 0.3, 0.3], [0.0, 0.5, 0.5, 1.0]) == 4 / 5
-    True
+    >>> round(kendall_tau_b([0.1, 0.2, 0.3, 0.3], [0.0, 0.5, 0.5, 1.0]), 6)
+    0.8
     """
     balance, values, level, times = _balance(first, second, weights)
     _, value = np.unique(values, return_inverse=True)
