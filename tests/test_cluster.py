@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -79,7 +80,7 @@ def test_results_come_in_the_order_of_the_tasks_whoever_dies(seed: int) -> None:
     assert backend.started > 3, "dead workers are replaced"
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(40))
 def test_items_that_kill_their_worker_are_named_and_the_rest_goes_on(seed: int) -> None:
     found = list(Pool(Actors(2, seed, poison=(7, 8, 31))).map(tasks(14)))
     lost = {task.items[at] for task, _ in found for at in task.lost}
@@ -179,7 +180,8 @@ class Tripler:
 
 @pytest.mark.slow
 def test_ray_runs_the_tasks_in_order_and_isolates_what_kills(capfd: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("ray")
+    if find_spec("ray") is None:  # importing it here would be too early for its settings
+        pytest.skip("no ray")
     with worker_pool(Cluster("local", 2), Tripler, 3) as pool:
         found = list(pool.map(tasks(12)))
         assert [result for _, result in found][:2] == [[0, 3, 6], [9, 12, 15]]
@@ -203,7 +205,7 @@ def test_other_versions_on_a_worker_are_named(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.slow
 def test_no_cluster_at_the_address_is_an_error() -> None:
     pytest.importorskip("ray")
-    for address in ("auto", "ray://127.0.0.1:1"):
+    for address in ("ray://127.0.0.1:1",):  # "auto" would find a cluster that somebody else has started
         script = (
             "from quintet.cluster import *\nfrom quintet.errors import QuintetError\n"
             f"try:\n    worker_pool(Cluster({address!r}), dict).__enter__()\n"

@@ -97,6 +97,7 @@ class _Member:
     ready: bool = False
     alive: bool = True
     tasks: int = 0  # that it has now
+    suspect: bool = False  # what it has may kill it, so it gets nothing else
 
 
 @dataclass
@@ -107,6 +108,11 @@ class _Job:
     task: Any
     position: int | None = None
     deaths: int = 0
+
+    @property
+    def suspect(self) -> bool:
+        """Whether it may kill its worker: nothing else shares that worker, so that no other task is blamed."""
+        return self.deaths > 0 or self.position is not None
 
 
 @dataclass
@@ -160,7 +166,7 @@ class Pool:
                     break
                 taken = number + 1
                 self._send(_Job(number, task))
-            while todo and self._free() is not None:
+            while todo and self._free(todo[0].suspect) is not None:
                 self._send(todo.popleft())
             if not more and given == taken:
                 return
@@ -184,15 +190,17 @@ class Pool:
         self._members.append(_Member(worker))
         self._running[handle] = self._members[-1], None
 
-    def _free(self) -> _Member | None:
+    def _free(self, suspect: bool = False) -> _Member | None:
         """The worker with the fewest tasks, unless all have enough."""
-        ready = [member for member in self._members if member.ready and member.tasks < AT_ONCE]
+        most = 1 if suspect else AT_ONCE
+        ready = [each for each in self._members if each.ready and not each.suspect and each.tasks < most]
         return min(ready, key=lambda member: member.tasks, default=None)
 
     def _send(self, job: _Job) -> None:
-        member = self._free()
+        member = self._free(job.suspect)
         assert member is not None
         member.tasks += 1
+        member.suspect = job.suspect
         self._running[self.backend.send(member.worker, job.task)] = member, job
 
     def _next(self) -> tuple[_Job, Any] | None:
@@ -224,6 +232,7 @@ class Pool:
                 )
             return None
         member.tasks -= 1
+        member.suspect = False
         return job, result
 
     def _after_death(self, job: _Job, why: str) -> list[_Job]:
