@@ -10,7 +10,7 @@ from PIL import Image as Images
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
-from quintet.backbones import create_tower
+from quintet.backbones.create import create_tower
 from quintet.cli.features import features_command
 from quintet.data.corpus import Corpus, Image, Text
 from quintet.data.feature_store import FeatureStore

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from PIL import Image as Images
 from safetensors.torch import save_file
 
-from quintet.backbones import create_tower
+from quintet.backbones.create import create_tower
 from quintet.backbones.extractor import FeatureExtractor
 from quintet.data.corpus import Corpus, Image, Text
 from quintet.data.feature_store import FeatureStore

@@ -12,7 +12,7 @@ import torch
 from PIL import Image as PILImage
 from torch import nn
 
-from quintet.backbones import create_tower
+from quintet.backbones.create import create_tower
 from quintet.codes import Codes
 from quintet.data.batches import ImageBatch
 from quintet.data.corpus import Corpus, Image, Text
