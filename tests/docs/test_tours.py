@@ -87,6 +87,8 @@ NOT_RUN = {
     "postgresql://HOST/DATABASE": "a server; tests/serve/test_replicas.py starts one",
     "push": "uploads to the hub; tests/runs/test_hub.py does, to a stand-in",
     "mmca-f30k": "BERT of the hub, to download",
+    "stages.offline.negatives.from=offcandipath": "lists of AOQ's own code",
+    "stages.offline.negatives.from=candidates.csv": "lists of another program",
     "model_best.pth": "a checkpoint of the authors, to download",
     "runs/dual-path-cuhk": "a run that needs ImageNet weights",
     "0.0.0.0": "opens a port to the network",
