@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import ExifTags, Image
 from tests.data.formats import (
     sources,
     test_coco,
@@ -196,7 +196,9 @@ def home(tmp_path: Path) -> Path:
         (home / folder).mkdir(parents=True)
         for number in range(6):
             pixels = rng.integers(0, 255, (48, 64, 3), dtype=np.uint8)
-            Image.fromarray(pixels).resize((320, 240)).save(home / folder / f"{number}.jpg")
+            exif = Image.Exif()
+            exif[ExifTags.Base.Make], exif[ExifTags.Base.Model] = "Apple", "iPhone"
+            Image.fromarray(pixels).resize((320, 240)).save(home / folder / f"{number}.jpg", exif=exif)
             (home / folder / f"{number}.txt").write_text(f"noise of number {number}\n")
     for name in ("photo.jpg", "dog.jpg"):
         shutil.copy(home / "trip/0.jpg", home / name)
