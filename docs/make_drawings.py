@@ -19,7 +19,9 @@ from typing import Any
 import yaml
 from PIL import Image
 
+from benchmarks.grids.evidence_grid import BATCHES, SIZES
 from benchmarks.measure.scenes_mining import train_scenes
+from benchmarks.pages.evidence_numbers import Effect, Runs, gain, name_of, read_runs
 from quintet.data.scenes.generate import SCENES, SPLITS
 from quintet.data.scenes.render import draw
 from quintet.data.scenes.scene import generator
@@ -266,6 +268,62 @@ def curves(content: Mapping[str, Any]) -> str:
     return axes.finish("Two rounds of AOQ on scenes", "rsum on the validation split", "epoch", CURVES_NOTE)
 
 
+# When offline negatives help, and how many are false
+
+EVIDENCE_NOTES = [
+    "Solid: plain lists. Dashed: cleared of false negatives by truth.",
+    "Vertical: from the lowest to the highest of three seeds.",
+]
+
+
+def legend(axes: Axes, labels: Sequence[str], left: float, top: float) -> None:
+    for number, label in enumerate(labels):
+        y = top + 15 * number
+        axes.parts.append(f'<path class="line{number}" stroke-width="2.2" d="M{_n(left)} {_n(y)}h20"/>')
+        axes.parts.append(words(left + 26, y + 4, label, "ink"))
+
+
+def polyline(axes: Axes, points: Sequence[tuple[float, float]], number: int, dashed: bool) -> None:
+    made = " ".join(f"{_n(axes.x(x))},{_n(axes.y(y))}" for x, y in points)
+    kind = f"line{number}{' dashed' if dashed else ''}"
+    axes.parts.append(f'<polyline class="{kind}" stroke-width="2.2" points="{made}"/>')
+
+
+def evidence_gain(runs: Runs) -> str:
+    """The gain of AdapOffQuin over the first round, over training scenes / batch size."""
+    axes = Axes([10.0, 100.0, 1000.0], range(-50, 21, 10), log=True)
+    for number, batch in enumerate(BATCHES):
+        for what in ("adapoffquin-plain", "adapoffquin-truth"):
+            dashed = what.endswith("truth")
+            effects = [(size / batch, Effect(runs, gain(size, batch, what))) for size in SIZES]
+            measured = [(ratio, effect) for ratio, effect in effects if effect.seeds]
+            polyline(axes, [(ratio, effect.mean()) for ratio, effect in measured], number, dashed)
+            for ratio, effect in () if dashed else measured:
+                x, low, high = (
+                    _n(one) for one in (axes.x(ratio), axes.y(min(effect.by_seed())), axes.y(max(effect.by_seed())))
+                )
+                axes.parts.append(f'<path class="line{number}" stroke-width="1.2" d="M{x} {low}V{high}"/>')
+                axes.parts.append(f'<circle class="dot{number}" cx="{x}" cy="{_n(axes.y(effect.mean()))}" r="3.5"/>')
+    legend(axes, [f"batches of {batch}" for batch in BATCHES], 215, axes.y(-36))
+    y = "test rsum of AdapOffQuin minus that of the first round"
+    return axes.finish("When do offline negatives help?", y, "training scenes / batch size", EVIDENCE_NOTES)
+
+
+def evidence_false(runs: Runs) -> str:
+    """The share of mined negatives that are true, by their rank, after first rounds in batches of 128."""
+    axes = Axes([1.0, 10.0, 100.0, 1000.0], range(0, 41, 10), log=True)
+    sizes = (SIZES[0], SIZES[1], SIZES[3])
+    for number, size in enumerate(sizes):
+        made = [one["false_by_rank"] for one in runs[name_of(size, 128, "lists")].values()]
+        for side in ("texts", "images"):
+            means = [100 * sum(values) / len(made) for values in zip(*(one[side] for one in made), strict=True)]
+            ranks = sorted({round(10 ** (step / 12)) for step in range(40)})  # evenly along the axis
+            polyline(axes, [(at, means[at - 1]) for at in ranks if at <= len(means)], number, side == "images")
+    legend(axes, [f"{size:,} scenes" for size in sizes], 245, axes.y(38))
+    notes = ["Solid: texts of an image. Dashed: images of a text."]
+    return axes.finish("How many mined negatives are true?", "per cent, mean of three seeds", "rank in the list", notes)
+
+
 # The strip of mined images
 
 THUMB = 72
@@ -335,6 +393,9 @@ def drawings() -> dict[str, str]:
     content = read_json(RESULTS / "scenes_mining.json")
     found["mined-anchor.svg"] = mined(content)
     found["curves-scenes.svg"] = curves(content)
+    runs = read_runs()
+    found["evidence-gain.svg"] = evidence_gain(runs)
+    found["evidence-false.svg"] = evidence_false(runs)
     found["accuracy-speed-h200.svg"] = accuracy_speed("accuracy_speed_flickr8k_h200.json", "one H200")
     found["accuracy-speed-cpu.svg"] = accuracy_speed("accuracy_speed_flickr8k_cpu.json", "two CPU cores")
     return found

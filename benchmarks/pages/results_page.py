@@ -47,7 +47,8 @@ PAGES = {
     "flickr8k": Page(
         "results.md",
         "Results on Flickr8k",
-        "[Results on scenes](results-scenes.md) are on a generated corpus; [trials](results-trials.md) are settings "
+        "[Experiments](evidence.md) test each paper's main claim on a generated corpus. "
+        "[Results on scenes](results-scenes.md) are on one, too; [trials](results-trials.md) are settings "
         "that were tried before the recipes were settled. A [report](report-flickr8k/index.html) of some runs has "
         "training curves, ranks, searches and attention, without photographs.",
         readings=Path(__file__).parent / "results_readings.md",

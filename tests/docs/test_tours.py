@@ -93,6 +93,7 @@ NOT_RUN = {
     "runs/dual-path-cuhk": "a run that needs ImageNet weights",
     "0.0.0.0": "opens a port to the network",
     "benchmarks.measure.flickr8k": "hours on a GPU; tests/benchmarks/test_flickr8k.py runs it on a toy grid",
+    "benchmarks.measure.evidence": "minutes to hours; tests/benchmarks/test_evidence.py makes rows of a toy corpus",
     "benchmarks.pages.results_page": "writes pages of this repository; tests/benchmarks/test_results_page.py runs it",
     "benchmarks.torture.campaign": "attacks for minutes; tests/benchmarks/test_torture.py runs it",
     "docs/make_serve_images.py": "trains for ten minutes and needs a browser",
