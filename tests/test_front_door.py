@@ -36,6 +36,7 @@ COMMANDS: dict[str, tuple[Callable[..., Any], set[str], set[str]]] = {
     "mine": (quintet.mine, {"as_json"}, {"progress"}),
     "features": (quintet.extract_features, {"as_json"}, {"progress"}),
     "convert": (quintet.convert, {"as_json", "option"}, {"options"}),  # --option KEY=VALUE, one after the other
+    "results add": (quintet.add_results, {"as_json"}, set()),
     "data import": (quintet.import_corpus, {"option"}, {"options", "progress"}),
     "search": (
         quintet.Searcher.search,

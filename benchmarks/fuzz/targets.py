@@ -49,6 +49,7 @@ from quintet.data.word_vectors import read_word_vectors
 from quintet.data.wordpiece import WordPiece
 from quintet.evaluation.eccv import coco_relevance
 from quintet.evaluation.human_agreement import read_crowd_annotations, read_expert_annotations
+from quintet.evaluation.leaderboard import read_entry
 from quintet.evaluation.rankings import read_embeddings, read_run_file
 from quintet.evaluation.relevance import read_relevance
 from quintet.evaluation.result import _RANK_FIELDS, load_ranks
@@ -386,7 +387,7 @@ def shard(image: bytes, mode: str) -> bytes:
 
 
 def _judgements(made: Material, folder: Path) -> list[Parser]:
-    """Relevant pairs, judgements of a crowd, embeddings and rankings of other programs."""
+    """Relevant pairs, judgements of a crowd, result files, embeddings and rankings of other programs."""
     corpus = Corpus.open(made.corpus)
     split = corpus.split("train")
     image, text = split.images[0].id, split.texts[0].id
@@ -407,6 +408,14 @@ def _judgements(made: Material, folder: Path) -> list[Parser]:
         "eccv_image_to_caption": {"0": [0, 1]},
     }.items():
         (files / f"{name}.json").write_text(json.dumps(content))
+    result = {
+        **{"members": ["a"], "protocol": "full", "split": "test", "split_checksum": "1", "settings": {"device": "cpu"}},
+        "metrics": {**{f"{way}_r{cut}": 50.0 for way in ("i2t", "t2i") for cut in (1, 5, 10)}, "rsum": 300.0},
+        "provenance": {
+            **{"code": {"sources_sha256": "2"}, "machine": {"accelerator": None}},
+            "runs": [{"name": "a", "weights_sha256": "3", "seed": 0}],
+        },
+    }
     rows = [{"image": image, "text": text, "grade": 2}, {"image": image, "text": split.texts[1].id, "direction": "i2t"}]
     return [
         *(
@@ -418,6 +427,7 @@ def _judgements(made: Material, folder: Path) -> list[Parser]:
         ),
         *files_of(files, ["*.json"], lambda: coco_relevance("eccv", coco, files)),
         at_file(crowd, lambda: read_crowd_annotations(crowd), b"a.jpg\tb.jpg#0\t0.25\t1\t3\n"),
+        at_file(folder / "result.json", lambda: read_entry(folder / "result.json"), json.dumps(result).encode()),
         at_file(run, lambda: read_run_file(f"trec:{run}", corpus, split), f"{image} Q0 {text} 1 0.5 x\n".encode()),
         *files_of(ready, ["*.npy", "*.txt"], lambda: read_embeddings(f"npy:{ready}", corpus, split)),
     ]

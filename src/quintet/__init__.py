@@ -21,6 +21,7 @@ _PUBLIC = {
     "QuintetError": "quintet.errors",
     "Evaluation": "quintet.evaluation.evaluator",
     "check_corpus": "quintet.report.corpus_check",
+    "add_results": "quintet.evaluation.leaderboard",
     "backup_index": "quintet.search.safekeeping",
     "build_index": "quintet.search.indexing",
     "convert": "quintet.runs.convert",
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from quintet.errors import QuintetError as QuintetError
     from quintet.evaluation.evaluator import Evaluation as Evaluation
     from quintet.evaluation.evaluator import evaluate as evaluate
+    from quintet.evaluation.leaderboard import add_results as add_results
     from quintet.features.extract import extract_features as extract_features
     from quintet.mining.mine import mine as mine
     from quintet.models import create_model as create_model

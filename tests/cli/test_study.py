@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 from quintet.cli.main import app
 from quintet.cli.study import _fitting, joined
 from quintet.data.corpus import Corpus, Image, Text
-from quintet.errors import QuintetError, RecipeError, TrainingError
+from quintet.errors import QuintetError, RecipeError, RunError, TrainingError
 from quintet.studies.expand import choose_recipe
 from quintet.studies.study_file import list_studies, load_study
 
@@ -220,3 +220,16 @@ def test_a_second_recipe_takes_the_overrides_that_it_has_a_place_for() -> None:
     base = ["matcher.heads=2", "stages.online.loss.relation.warmup_steps=10", "stages.*.loss.relation.top=5"]
     assert _fitting("vse-infinity-f30k", [*base, *both]) == both
     assert _fitting("hrem-standalone-f30k", [*base, *both]) == [*base, *both[:3]]
+
+
+def test_resume_is_for_a_study_that_was_begun(recipe: Path, tiny_corpus: Path, tmp_path: Path) -> None:
+    options = ["aoq", "--corpus", tiny_corpus, "--recipe", recipe, "--seed", 0]
+    with pytest.raises(RunError, match="no study"):
+        study(*options, "--resume", tmp_path / "nothing")
+    assert not (tmp_path / "nothing").exists()
+    with pytest.raises(RecipeError, match="--out"):
+        study(*options, "--resume", tmp_path / "a", "-o", tmp_path / "b")
+    (tmp_path / "begun" / "runs" / "online-seed0").mkdir(parents=True)
+    (tmp_path / "begun" / "runs" / "online-seed0" / "study.json").write_text("[]")
+    with pytest.raises(QuintetError, match=r"study\.json"):  # it comes as far as the runs of that folder
+        study(*options, "--resume", tmp_path / "begun")

@@ -26,6 +26,7 @@ from quintet.cli.mining import mine_command
 from quintet.cli.options import Command, CommandGroup
 from quintet.cli.push import push_command
 from quintet.cli.report import report_command
+from quintet.cli.results import results_app
 from quintet.cli.runs import run_app
 from quintet.cli.search import search_command
 from quintet.cli.serve import serve_command
@@ -58,6 +59,7 @@ app.command("evaluate", cls=Command, rich_help_panel=MEASURE)(evaluate_command)
 app.command("analyse", cls=Command, rich_help_panel=MEASURE)(analyse_command)
 app.command("report", cls=Command, rich_help_panel=MEASURE)(report_command)
 app.add_typer(study_app, name="study", rich_help_panel=MEASURE)
+app.add_typer(results_app, name="results", rich_help_panel=MEASURE)
 app.command("mine", cls=Command, rich_help_panel=TOOLS)(mine_command)
 app.command("convert", cls=Command, rich_help_panel=TOOLS)(convert_command)
 app.add_typer(run_app, name="run", rich_help_panel=TOOLS)

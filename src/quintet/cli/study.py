@@ -24,8 +24,9 @@ from quintet.cli.options import (
     complete_recipe,
 )
 from quintet.cli.progress import TrainingDisplay
+from quintet.cli.resume import says_how_to_go_on
 from quintet.cli.terminal import print_json, print_text
-from quintet.errors import RecipeError, TrainingError
+from quintet.errors import RecipeError, RunError, TrainingError
 
 if TYPE_CHECKING:
     from quintet.studies.study_file import StudyFile
@@ -190,6 +191,10 @@ def _train(
         Path | None,
         typer.Option("--out", "-o", metavar="FOLDER", help="Folder of the study; the same again continues it."),
     ] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Instead of --out: continue the study in this folder, which must exist."),
+    ] = None,
     seeds: Annotated[
         str, typer.Option(metavar="N | SEED SEED...", help="How many seeds (0, 1 and so on), or which ones.")
     ] = "3",
@@ -202,6 +207,12 @@ def _train(
     device: DeviceOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
+    if resume is not None:
+        if out is not None:
+            raise RecipeError("--resume takes no --out: the study goes on in its own folder")
+        if not any((resume / "runs").glob("*/study.json")):
+            raise RunError(f"{resume} holds no study to go on with; --out {resume} begins one")
+        out = resume
     if out is None:
         raise RecipeError(f"name a folder for the study: `quintet study {study.name} --corpus CORPUS -o OUT`")
     study.given(options)  # mistakes are answered before anything is opened
@@ -217,7 +228,7 @@ def _train(
         bootstrap=bootstrap,
     )
     console = Console(stderr=True, quiet=as_json)
-    with TrainingDisplay(console) as display:
+    with says_how_to_go_on(console), TrainingDisplay(console) as display:
 
         def announce(message: str) -> None:
             console.rule(_escape(message), align="left")

@@ -65,7 +65,7 @@ from quintet.files import json_text, output_text
 from quintet.protocols import evaluation_mode
 from quintet.runs.encoding import Progress, reported
 from quintet.runs.run import Run, as_run
-from quintet.runs.run_folder import default_corpus, default_split
+from quintet.runs.run_folder import default_corpus, default_split, training_seed
 
 PAIRED_RESAMPLES = 10_000
 SEVERAL = "quintet-results"  # the format of several in one file
@@ -299,12 +299,17 @@ def _scored(team: Sequence[Member | RunFile]) -> TypeGuard[Sequence[Member]]:
     return all(isinstance(member, Member) for member in team)
 
 
+def run_facts(run: Run) -> dict[str, Any]:
+    """What a result file says of a run."""
+    return {"name": run.name, "weights_sha256": run.weights_checksum, "seed": training_seed(run.folder)}
+
+
 def _run_facts(run: Run | str, member: Member | RunFile) -> dict[str, Any]:
     if isinstance(run, str):
         facts: dict[str, Any] = {"name": member.name, "results": run}
         notes: Sequence[str] = member.notes() if isinstance(member, RunFile) else ()
     else:
-        facts, notes = {"name": run.name, "weights_sha256": run.weights_checksum}, run.notes
+        facts, notes = run_facts(run), run.notes
     return facts | ({"notes": notes} if notes else {})
 
 

@@ -18,7 +18,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import yaml
 
@@ -37,6 +37,7 @@ from quintet.files import (
 )
 
 FORMAT, VERSION = "quintet-run", 1
+T = TypeVar("T", int, str)
 HUB = "hub:"  # before the name of a run on the hub
 START_FILES = ("recipe.yaml", "model.json", "images.json", "tokenizer.json")
 WEIGHTS = "weights.safetensors"
@@ -407,8 +408,21 @@ def default_split(runs: Sequence[Path | str], splits: Collection[str]) -> str:
     return "test"
 
 
+def training_seed(folder: Path) -> int | None:
+    """The seed that a run was trained with; None where no recipe of Quintet trained it."""
+    recipe = folder / "recipe.yaml"
+    return _field(recipe, "which seed the run was trained with", int, "seed") if recipe.is_file() else None
+
+
 def _tested_on(recipe: Path) -> str:
+    return _field(recipe, "which split the run is tested on", str, "data", "test")
+
+
+def _field(recipe: Path, what: str, kind: type[T], *path: str) -> T:
     try:
-        return str(yaml.safe_load(read_bytes(recipe, LARGEST_RECIPE).decode())["data"]["test"])
+        value = yaml.safe_load(read_bytes(recipe, LARGEST_RECIPE).decode())
+        for key in path:
+            value = value[key]
+        return kind(value)
     except (ValueError, KeyError, TypeError, RecursionError, yaml.YAMLError) as error:
-        raise RunError(f"{recipe} does not say which split the run is tested on (data.test): {error}") from None
+        raise RunError(f"{recipe} does not say {what} ({'.'.join(path)}): {error}") from None

@@ -13,7 +13,7 @@ from typing import Any
 
 from quintet.data.corpus import Corpus, Split, split_checksum
 from quintet.errors import QuintetError
-from quintet.evaluation.evaluator import evaluate_members
+from quintet.evaluation.evaluator import evaluate_members, run_facts
 from quintet.evaluation.result import load_ranks, write_result
 from quintet.evaluation.scoring import Member, member_scores
 from quintet.evaluation.special_samples import negative_means, special_samples
@@ -85,9 +85,10 @@ def measure_run(
             "ranking": round(time.monotonic() - began, 3),
         }
         result.save_ranks(found[protocol].ranks)
-        named = [{"name": run.name, "weights_sha256": run.weights_checksum} for run in runs]
         result = replace(result, metrics=result.metrics | more)
-        write_result(found[protocol].result, result, corpus=corpus.name, runs=named, seconds=seconds, **facts)
+        write_result(
+            found[protocol].result, result, corpus=corpus.name, runs=[*map(run_facts, runs)], seconds=seconds, **facts
+        )
     return found
 
 
