@@ -140,7 +140,7 @@ def test_json_and_file_hold_what_is_needed_to_repeat_it(home: Path) -> None:
     assert stored["settings"]["seed"] == 3
     assert stored["settings"]["device"] == "cpu"
     assert stored["provenance"]["corpus"]["name"] == "small"
-    assert stored["provenance"]["runs"] == [{"name": "good", "weights_sha256": "sum of good"}]
+    assert stored["provenance"]["runs"] == [{"name": "good", "weights_sha256": "sum of good", "seed": None}]
 
 
 @pytest.mark.parametrize("block", [1, 10, 5000])

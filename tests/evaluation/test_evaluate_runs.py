@@ -101,7 +101,7 @@ def test_it_is_saved_with_what_repeats_it(runs: list[Path], corpus: Corpus, tmp_
     assert stored["split"] == "dev"
     assert stored["settings"] == {"block": [1024, 1024], "bootstrap": 10, "seed": 3, "device": "cpu"}
     weights = quintet.load(runs[0]).weights_checksum
-    assert stored["provenance"]["runs"] == [{"name": "run0", "weights_sha256": weights}]
+    assert stored["provenance"]["runs"] == [{"name": "run0", "weights_sha256": weights, "seed": None}]
     assert stored["provenance"]["corpus"]["name"] == "tiny"
     found.save_ranks(tmp_path / "ranks.npz")
     assert np.array_equal(load_ranks(tmp_path / "ranks.npz")[0].pair_i2t, found.ranks[0].pair_i2t)
