@@ -15,6 +15,12 @@ from benchmarks.pages.results_compare import Result, Results, interval_text, ove
 
 RECALLS = {f"{way}_r{k}": f"{way} R@{k}" for way in ("i2t", "t2i") for k in (1, 5, 10)}
 Seeds = Sequence[Result]  # the results of one name
+# The recipes as they are shipped, all from the first tower's features: methods of the grid, without ablations.
+RECIPES = (
+    *("heads", "vse-avg", "vse-gpo", "scan-t2i", "scan-i2t", "bfan-equal", "bfan-prob", "vsrn"),
+    *("mmca", "hrem-fusion", "hrem-standalone", "hrem-none", "dual-path-full"),
+)
+SECOND = "adap-off-quin"
 
 
 def results_text(results: Results, kind: str) -> str:
@@ -30,6 +36,34 @@ def results_text(results: Results, kind: str) -> str:
         rows = [_row(seeds, kind, judged) for seeds in sorted(models, key=mean_rsum, reverse=True)]
         parts.append(f"\n### {tower}\n\n{table(columns, rows)}\n")
     return "".join(parts) or "\nNot measured yet.\n"
+
+
+def recipes_text(results: Results, rows: Sequence[Row]) -> str:
+    """One table of the recipes on equal features: the first round, and the second where the method has one."""
+    labels = {row.name: row.label for row in rows}
+    measured: list[tuple[float, tuple[str, ...]]] = []
+    missing = []
+    for name in RECIPES:
+        row = name if name in labels else f"{name}-online"
+        seeds, second = (list(results.get(one, {}).values()) for one in (row, f"{name}-{SECOND}"))
+        if not seeds:
+            missing += [f"{labels[row]} (`{row}`)"] if row in labels else []
+            continue
+        again = _measured(second, "rsum")
+        cells = (
+            f"{labels[row]} (`{row}`)",
+            str(len(seeds)),
+            *(with_spread(_measured(seeds, metric)) for metric in ("i2t_r1", "t2i_r1")),
+            with_spread(_measured(seeds, "rsum"), mean_form="**{}**"),
+            f"{with_spread(again)} ({len(again)} seeds)" if again else "",
+        )
+        measured.append((mean_rsum(seeds), cells))
+    if not measured:
+        return ""
+    columns = ("recipe", "seeds", "i2t R@1", "t2i R@1", "rsum", "rsum after a second round, AdapOffQuin")
+    lines = [cells for _, cells in sorted(measured, reverse=True)]
+    left = f"\nNot measured, needs a GPU: {', '.join(missing)}.\n" if missing else ""
+    return f"{table(columns, lines)}\n{left}"
 
 
 def paper_table_text(paper: PaperTable, rows: Sequence[Row], results: Results) -> str:

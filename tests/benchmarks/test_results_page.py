@@ -117,7 +117,11 @@ def test_a_partial_grid_makes_a_page_that_says_what_is_missing(pages: Any, tmp_p
     )  # fmt: skip
     text = written(pages, folder)
     assert "### Relations among samples help: confirmed" in text
-    assert "### MMCA beats SCAN: not measured" in text
+    assert "### MMCA beats SCAN" not in text
+    assert "MMCA beats SCAN" in section(text, "\nNot measured, needs a GPU, or days", ".\n")
+    recipes = [line for line in section(text, "\n## The recipes", "\n## ").splitlines() if " (`" in line]
+    assert ["hrem-fusion" in recipes[0], "scan-t2i" in recipes[1], "hrem-none" in recipes[2]] == [True] * 3
+    assert "(`mmca`)" in recipes[3]  # named as missing
     assert "Not measured: hrem-standalone > hrem-none" in text
     assert "- `scan-t2i-online`, seed 0, 2" in text
     assert "- `mmca`, seed 0, 1, 2" in text
@@ -208,7 +212,7 @@ def test_claims_without_a_pair_in_the_grid_are_left_out(pages: Any, tmp_path: Pa
     flickr8k, scenes = (written(pages, folder, grid) for grid in ("flickr8k", "scenes"))
     for title in ("BFAN beats SCAN", "GPO beats average pooling"):
         assert (title in flickr8k, title in scenes) == (True, False)
-    assert "### OffTri beats the online triplet loss: not measured" in scenes
+    assert "OffTri beats the online triplet loss" in section(scenes, "\nNot measured, needs", ".\n")
     assert "bfan" not in scenes
 
 
