@@ -88,3 +88,12 @@ def test_the_answer_fits_one_screen(script: Any) -> None:
     assert len(rows) <= 11
     assert all(line.count(" | ") == 4 for line in rows)
     assert len(page.answer(page.read_runs()).splitlines()) == 3
+
+
+def test_the_advice_in_docs_has_the_numbers_of_the_result_files(script: Any, tmp_path: Path) -> None:
+    page = script("advice_page")
+    assert doctest.testmod(page).failed == 0
+    page.main(tmp_path / "advice.md")
+    assert (tmp_path / "advice.md").read_text() == page.PAGE.read_text(), "python -m benchmarks.pages.advice_page"
+    with pytest.raises(SystemExit, match="no result file"):
+        page.value("flickr8k/no-such-row")
