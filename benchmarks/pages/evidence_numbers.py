@@ -70,6 +70,10 @@ class Effect:
     def mean(self, measure: str = "test", metric: str = "rsum") -> float:
         return statistics.fmean(self.by_seed(measure, metric))
 
+    def way(self, direction: str, measure: str = "test") -> float:
+        """The part of `mean` that is of one direction, i2t or t2i: both add up to it."""
+        return sum(self.mean(measure, f"{direction}_r{cut}") for cut in (1, 5, 10))
+
     def over_seeds(self, measure: str = "test") -> Interval | None:
         """Student's t."""
         return over_seeds(self.by_seed(measure))

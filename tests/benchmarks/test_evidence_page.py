@@ -60,6 +60,14 @@ def test_a_verdict_needs_both_intervals_on_one_side_of_zero(
     assert effect.verdict == verdict
 
 
+def test_the_two_directions_add_up_to_the_effect(numbers: Any) -> None:
+    effect = numbers.Effect(numbers.read_runs(), numbers.gain(2000, 128))
+    for measure in ("test", "test_true"):
+        parts = [effect.way(direction, measure) for direction in ("i2t", "t2i")]
+        assert sum(parts) == pytest.approx(effect.mean(measure), abs=0.001)
+        assert parts[0] < parts[1] < 0
+
+
 def test_fewer_seeds_than_the_design_asks_for_have_no_verdict(numbers: Any) -> None:
     made = runs(one=(0.8, 0.8, 0.8), other=(0.1, 0.1, 0.1))
     del made["one"][1]
