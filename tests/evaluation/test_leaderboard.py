@@ -125,6 +125,8 @@ def test_rows_of_a_grid_are_result_files(tmp_path: Path) -> None:
     assert sorted(row["members"] for row in rows) == [["clip-longer-seed1"], ["clip-mined-seed1"]]
     assert {row["device"] for row in rows} == {"NVIDIA H200"}
     assert {tuple(row["seeds"]) for row in rows} == {(1,)}
+    table = (tmp_path / "results" / "leaderboard.md").read_text()
+    assert table.count("| 77783de07cd5+changed |") == 2  # a commit alone would not be the code that ran
 
 
 def test_what_evaluate_saves_can_be_added(tiny_corpus: Path, tiny_recipe: dict[str, Any], tmp_path: Path) -> None:

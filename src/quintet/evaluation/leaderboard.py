@@ -59,7 +59,8 @@ class Leaderboard:
             seeds = ", ".join("-" if seed is None else str(seed) for seed in entry.seeds)
             numbers = [f"{entry.metrics[name]:.1f}" for name in ("rsum", "i2t_r1", "t2i_r1")]
             cells = [str(place), _cell(" + ".join(entry.members)), seeds, *numbers, _cell(entry.device)]
-            lines.append("| " + " | ".join([*cells, entry.code[:12]]) + " |")
+            commit, plus, changed = entry.code.partition("+")  # "+changed": with changes that the commit does not have
+            lines.append("| " + " | ".join([*cells, _cell(commit[:12] + plus + changed)]) + " |")
         return "\n".join(lines)
 
     def to_json(self) -> list[dict[str, Any]]:
