@@ -46,7 +46,6 @@ from quintet.search.vector_search import (
     exchange_index,
     kind_for,
     prepare_index,
-    read_index,
     search_parameters,
 )
 from quintet.search.vectors import CodeFiles, CodeWriter, FileSet
@@ -179,7 +178,7 @@ def bare_faiss(searcher: Searcher, k: int) -> Callable[[np.ndarray], np.ndarray]
         assert whole is not None
         flat.add(whole)
         return lambda query: flat.search(query, k)[1]
-    index = read_index(folder, notes)
+    index = faiss.read_index(str(folder / notes["file"]))
     parameters = search_parameters(index, k, 1.0, None)
     return lambda query: index.search(query, k, params=parameters)[1]
 

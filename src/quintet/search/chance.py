@@ -8,6 +8,7 @@ benchmarks/measure/weak_line.py measures how many right and wrong results lie ab
 from __future__ import annotations
 
 import base64
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -44,6 +45,7 @@ class ChanceScores:
         self._scores = np.sort((scores - scores.mean(0)).ravel())
         tail = self._scores[int(len(self._scores) * (1 - TAIL)) :]
         self._tail = float(tail[0])
+        self._least = float(self._scores[math.ceil(len(self._scores) * (1 - BY_CHANCE)) - 1])  # more reach it by chance
         self._excess = max(float(tail.mean() - tail[0]), 1e-12)
 
     def share_above(self, scores: np.ndarray) -> np.ndarray:
@@ -59,10 +61,12 @@ class ChanceScores:
         score that r of all items reach, chance explains the share of random texts that reach it times `items`, of r.
         """
         first = 0 if len(sample) == items else FEW_SAMPLED
-        reached = np.arange(1, len(sample) + 1)[first:] * (items / len(sample))
+        mean = sample.mean(dtype=np.float64)
+        top = np.sort(sample[sample > mean + self._least])[::-1][first:]  # of the others none is strong
+        reached = np.arange(first + 1, first + 1 + len(top)) * (items / len(sample))
         reached = np.concatenate([reached, np.arange(1, len(best) + 1)])
-        scores = np.concatenate([np.sort(sample)[::-1][first:], best]).astype(np.float64)
-        strong = items * self.share_above(scores - sample.mean(dtype=np.float64)) <= BY_CHANCE * reached
+        scores = np.concatenate([top, best]).astype(np.float64)
+        strong = items * self.share_above(scores - mean) <= BY_CHANCE * reached
         return float(scores[strong].min(initial=np.inf))
 
 

@@ -37,6 +37,7 @@ FEW = 0.02  # below this share of selected rows, comparing each of them is quick
 BLOCK_BYTES = 64 << 20  # of scores at a time
 GATHER = 0.25  # below this share of selected rows, they are copied together rather than compared with all others
 FAISS_FROM = 4096  # vectors; importing FAISS takes a quarter of a second, and of fewer numpy is as quick
+LISTS_AT_ONCE = 1  # FAISS's number for a search whose lists are shared out among threads, not its queries
 SPARE = 8  # candidates fetched beyond k, so that ties and rounding at the boundary are seen
 QUERIES = 1024  # at a time
 FILTERS = 16  # selections that are remembered, and settings of FAISS: the same come with every query of a visitor
@@ -141,20 +142,12 @@ def read_index(folder: Path, notes: Mapping[str, Any]) -> Any:
         if crc32_of(file) != notes["checksum"]:
             raise StaleIndex(f"{path} is damaged; build the index again")
     try:
-        return required("faiss", "index").read_index(str(path))
+        index = required("faiss", "index").read_index(str(path))
     except RuntimeError as error:
         raise StaleIndex(f"{path} cannot be read ({first_line(error)}); build the index again") from None
-
-
-@contextmanager
-def threads_for(faiss: Any, queries: int) -> Iterator[None]:
-    """FAISS shares a search out among threads by queries; more threads than queries only wait, and slow the others."""
-    before = faiss.omp_get_max_threads()  # of this thread
-    faiss.omp_set_num_threads(min(before, queries))
-    try:
-        yield
-    finally:
-        faiss.omp_set_num_threads(before)
+    if hasattr(index, "nlist"):
+        index.parallel_mode = LISTS_AT_ONCE  # which no file keeps
+    return index
 
 
 def search_parameters(index: Any, m: int, share: float, selector: Any) -> Any:
@@ -247,6 +240,7 @@ class VectorSearch:
         self._noise = (vectors.dim + 2) * 2.0**-24 * vectors.norm
         self._selections: OrderedDict[Where | None, Selection] = OrderedDict()
         self._lock = threading.Lock()
+        self._searching = 0  # threads that are in FAISS
         self._faiss: Any = None  # numpy compares, too, only slower
         if index is not None or len(vectors) >= FAISS_FROM:
             with suppress(StoreError):
@@ -296,7 +290,7 @@ class VectorSearch:
             if whole is None or self._faiss is None:
                 return scan(self.vectors, queries, m, allowed)
             return self._compare_all(whole, queries, m, selection.selector)
-        with threads_for(self._faiss, len(queries)):
+        with self._threads(len(queries), by_lists=hasattr(self._index, "nlist")):
             scores, rows = self._index.search(queries, m, params=selection.parameters(self._index, m))
         if self._indexed < len(self.vectors):
             scores, rows = self._with_tail(queries, m, allowed, scores, rows)
@@ -313,9 +307,26 @@ class VectorSearch:
         scores = np.empty((len(queries), m), dtype=np.float32)
         rows = np.empty((len(queries), m), dtype=np.int64)
         sizes = (vectors.shape[1], len(queries), len(vectors), m)
-        with threads_for(self._faiss, len(queries)):
+        with self._threads(len(queries)):
             self._faiss.knn_inner_product(point(queries), point(vectors), *sizes, point(scores), point(rows), selector)
         return scores, rows
+
+    @contextmanager
+    def _threads(self, queries: int, by_lists: bool = False) -> Iterator[None]:
+        """FAISS shares a search out among threads by queries, and one of lists by these, too. More threads only wait
+        and slow the others; so do several threads for each of several searches at once.
+        """
+        with self._lock:
+            self._searching += 1
+            alone = self._searching == 1
+        before = self._faiss.omp_get_max_threads()  # of this thread
+        self._faiss.omp_set_num_threads(before if by_lists and alone else min(before, queries))
+        try:
+            yield
+        finally:
+            self._faiss.omp_set_num_threads(before)
+            with self._lock:
+                self._searching -= 1
 
     def _with_tail(
         self, queries: np.ndarray, m: int, allowed: np.ndarray | None, scores: np.ndarray, rows: np.ndarray
