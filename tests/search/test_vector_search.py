@@ -181,3 +181,26 @@ def test_a_damaged_index_is_told(tmp_path: Path) -> None:
     file.write_bytes(b"garbage")
     with pytest.raises(StoreError, match="is damaged"):
         open_store(file_address("local", tmp_path))
+
+
+def test_a_search_of_lists_takes_all_threads_unless_another_is_under_way(tmp_path: Path) -> None:
+    import faiss
+
+    store = made(tmp_path / "store", "ivf")
+    assert isinstance(store, LocalStore)
+    search = store._now().search
+    assert search._index.parallel_mode == 1
+    most = faiss.omp_get_max_threads()
+    faiss.omp_set_num_threads(3)
+    try:
+        with search._threads(1, by_lists=True):
+            assert faiss.omp_get_max_threads() == 3
+            with search._threads(2, by_lists=True):
+                assert faiss.omp_get_max_threads() == 2
+        with search._threads(1):
+            assert faiss.omp_get_max_threads() == 1
+        assert faiss.omp_get_max_threads() == 3
+        with search._threads(1, by_lists=True):  # the others have ended
+            assert faiss.omp_get_max_threads() == 3
+    finally:
+        faiss.omp_set_num_threads(most)
