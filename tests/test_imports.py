@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import grimp
 import pytest
 
@@ -54,3 +56,11 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
     imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
     assert len(imports) > 50
     assert not cycles(imports)
+
+
+def test_no_two_modules_share_a_name() -> None:
+    """`quintet.data.corpus` may be called the corpus module: there is one. Commands are called as what they run."""
+    modules = sorted(grimp.build_graph("quintet").modules)
+    packages = {module.rpartition(".")[0] for module in modules}
+    stems = Counter(m.rpartition(".")[2] for m in modules if m not in packages and not m.startswith("quintet.cli."))
+    assert not [stem for stem, count in stems.items() if count > 1]

@@ -29,8 +29,8 @@ quintet.build_index("quintet-small", sys.argv[1], sys.argv[2], ray="auto", ray_w
 """
 MINE = """
 import sys, quintet
-from quintet.mining import blocks
-blocks.BLOCK["cpu"], blocks.CHUNK["images"] = (64, 4096), 128
+from quintet.mining import block_mining
+block_mining.BLOCK["cpu"], block_mining.CHUNK["images"] = (64, 4096), 128
 quintet.mine("quintet-small", sys.argv[1], out=sys.argv[2], top_texts=20, top_images=10, ray="auto", ray_workers=2,
              progress=lambda done, total: print(done, flush=True))
 """

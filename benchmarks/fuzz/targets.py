@@ -37,7 +37,7 @@ from quintet.data.candidates import read_lists
 from quintet.data.corpus import Corpus
 from quintet.data.feature_store import FeatureStore, WordFeatures, write_word_features
 from quintet.data.formats import get_format, parse_options
-from quintet.data.formats import journal as journal_file
+from quintet.data.formats import import_journal as journal_file
 from quintet.data.formats.assembly import ImageFolder
 from quintet.data.images import image_header, open_image, thumbnail
 from quintet.data.negatives import NegativeLists

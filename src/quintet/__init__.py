@@ -33,7 +33,7 @@ _PUBLIC = {
     "load": "quintet.runs.run",
     "mine": "quintet.mining.mine",
     "open_index": "quintet.search.searcher",
-    "push": "quintet.runs.hub",
+    "push": "quintet.runs.hub_upload",
     "Run": "quintet.runs.run",
     "Searcher": "quintet.search.searcher",
     "train": "quintet.training.stages",
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from quintet.models import list_models as list_models
     from quintet.report.corpus_check import check_corpus as check_corpus
     from quintet.runs.convert import convert as convert
-    from quintet.runs.hub import push as push
+    from quintet.runs.hub_upload import push as push
     from quintet.runs.run import Run as Run
     from quintet.runs.run import load as load
     from quintet.search.indexing import build_index as build_index

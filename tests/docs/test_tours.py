@@ -86,7 +86,7 @@ NOT_RUN = {
     "ray://head:10001": "a Ray cluster; tests/test_ray.py starts one",
     "--nnodes": "two computers; tests/training/test_nodes.py has two network namespaces",
     "postgresql://HOST/DATABASE": "a server; tests/serve/test_replicas.py starts one",
-    "push": "uploads to the hub; tests/runs/test_hub.py does, to a stand-in",
+    "push": "uploads to the hub; tests/runs/test_hub_upload.py does, to a stand-in",
     "mmca-f30k": "BERT of the hub, to download",
     "stages.offline.negatives.from=offcandipath": "lists of AOQ's own code",
     "stages.offline.negatives.from=candidates.csv": "lists of another program",

@@ -20,7 +20,7 @@ from quintet.errors import QuintetError
 from quintet.files import file_checksum
 from quintet.runs.run import load
 from quintet.search import SearchError, StaleIndex, encoded, indexing, vectors
-from quintet.search.batches import BatchEncoder
+from quintet.search.index_batches import BatchEncoder
 from quintet.search.index_folder import Manifest
 from quintet.search.indexing import BuildReport, build_index
 from quintet.search.ownership import writing

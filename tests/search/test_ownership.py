@@ -18,7 +18,7 @@ from quintet.cli.main import app
 from quintet.errors import QuintetError
 from quintet.runs.run import load
 from quintet.search import SearchError, StoreError
-from quintet.search.batches import BatchEncoder
+from quintet.search.index_batches import BatchEncoder
 from quintet.search.index_folder import Manifest
 from quintet.search.indexing import BuildReport, build_index
 from quintet.search.items import ItemDatabase

@@ -11,7 +11,7 @@ import pytest
 from quintet.data.corpus import Corpus, Image, Text
 from quintet.errors import QuintetError
 from quintet.features.extract import extract_features
-from quintet.search import SearchError, batches, indexing
+from quintet.search import SearchError, index_batches, indexing
 from quintet.search.index_folder import Manifest
 from quintet.search.indexing import build_index
 from quintet.search.searcher import Searcher
@@ -89,11 +89,11 @@ def test_images_that_only_the_driver_sees_are_an_error_not_a_list(
     vse: Path, pictures: Path, tmp_path: Path, flaky_workers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def blind(self: Any, task: Any) -> Any:
-        gone = [batches.NotThereError("does not exist", "node-2") for _ in task.items]
-        return batches.Batch(gone, [], [])
+        gone = [index_batches.NotThereError("does not exist", "node-2") for _ in task.items]
+        return index_batches.Batch(gone, [], [])
 
     flaky_workers(indexing)
-    monkeypatch.setattr(batches.IndexWorker, "_images", blind)
+    monkeypatch.setattr(index_batches.IndexWorker, "_images", blind)
     with pytest.raises(SearchError, match="node-2"):
         build_index(vse, pictures, tmp_path / "index", ray="local")
 
@@ -122,7 +122,7 @@ def test_workers_write_to_a_store_of_many_writers_and_the_driver_to_others(
         assert task.vectors.shape == (len(task.ids), 8)
         written.update(dict.fromkeys(task.ids, len(task.ids)))
 
-    monkeypatch.setattr(batches.IndexWorker, "_store", record)
+    monkeypatch.setattr(index_batches.IndexWorker, "_store", record)
     monkeypatch.setattr(indexing, "AT_ONCE", 2)
     flaky_workers(indexing)
     build_index(vse, pictures, tmp_path / "one", ray="local", store=f"local:{tmp_path / 'vectors'}")

@@ -29,7 +29,7 @@ def push_command(
 
     Then `hub:OWNER/NAME` stands wherever a run may stand. Log in before with `hf auth login`.
     """
-    from quintet.runs.hub import push
+    from quintet.runs.hub_upload import push
 
     page = push(run, name, licence=licence, result=result, limits=limits, private=private)
     Console().print(f"uploaded: {page}; open it as hub:{name}", highlight=False, markup=False, soft_wrap=True)

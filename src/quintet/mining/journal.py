@@ -21,7 +21,7 @@ from quintet.files import atomic_write, header_format, read_json, write_json
 
 FORMAT, VERSION, HEAD = "quintet-mining-journal", 3, "journal.json"
 _NAME = re.compile(r"images-(\d+)-(\d+)\.npz")
-# The third line: of mining by blocks (`quintet.mining.blocks`).
+# The third line: of mining by blocks (`quintet.mining.block_mining`).
 _OWN = re.compile(
     r"\.?(journal\.json|beginning\.npz|images-\d+-\d+\.npz|"
     r"codes-[a-z]+-\d+\.safetensors|(division|positives-\d+-\d+|lists-[a-z]+-\d+)\.npz|all-[a-z]+-[a-z]+\.npy)"

@@ -29,8 +29,8 @@ from quintet.data.negatives import NegativeLists
 from quintet.errors import QuintetError
 from quintet.files import user_path
 from quintet.locks import folder_lock
+from quintet.mining.block_mining import Lists, mine_blocks
 from quintet.mining.block_scores import HALVES, Precision, TileScores, float32_sums, make_scores
-from quintet.mining.blocks import Lists, mine_blocks
 from quintet.mining.exclude import Exclusions
 from quintet.mining.journal import VERSION, Journal, remove_journal
 from quintet.mining.sweep import Sweep, caps_of

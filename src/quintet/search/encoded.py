@@ -16,9 +16,17 @@ from quintet.cluster import Pool
 from quintet.codes import Codes
 from quintet.errors import ImageError
 from quintet.search import SearchError
-from quintet.search.batches import Batch, BatchEncoder, Encoded, ImageTask, NotThereError, TextTask, feature_stores
 from quintet.search.encoder import Encoder
 from quintet.search.found import Found, Sources
+from quintet.search.index_batches import (
+    Batch,
+    BatchEncoder,
+    Encoded,
+    ImageTask,
+    NotThereError,
+    TextTask,
+    feature_stores,
+)
 from quintet.search.items import ItemDatabase, Kind
 from quintet.search.sources import IndexedText
 from quintet.search.stores import Scalar

@@ -22,7 +22,6 @@ from quintet.files import header_format, remove_partials, user_path
 from quintet.runs.encoding import Progress, reported
 from quintet.runs.run import Run, load
 from quintet.search import SearchError, StaleIndex
-from quintet.search.batches import IndexWorker, StoreTask
 from quintet.search.chance import packed
 from quintet.search.encoded import EncodedItems, ImageEncoder, encode_texts
 from quintet.search.encoder import (
@@ -37,6 +36,7 @@ from quintet.search.encoder import (
     kept_names,
 )
 from quintet.search.found import Sources
+from quintet.search.index_batches import IndexWorker, StoreTask
 from quintet.search.index_folder import FORMAT, Manifest, Root, check_marker, path_text, text_path, write_marker
 from quintet.search.items import KINDS, Entry, Item, ItemDatabase, Kind, rescue
 from quintet.search.kept import Earlier, Unlisted, check_dropped, key

@@ -17,7 +17,7 @@ from quintet.data.formats import columns as columns_file
 from quintet.data.formats.assembly import ImageFolder, Notes, assemble, parse_fractions, split_name
 from quintet.data.formats.columns import Asked, Columns, Rows, find_columns
 from quintet.data.formats.hub_datasets import HUB_DATASETS
-from quintet.data.formats.journal import Journal
+from quintet.data.formats.import_journal import Journal
 from quintet.data.remote import RemoteError
 from quintet.errors import CorpusError, QuintetError, first_line
 

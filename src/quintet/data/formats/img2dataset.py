@@ -11,7 +11,7 @@ from pathlib import Path
 
 from quintet.data.corpus import Corpus
 from quintet.data.formats.assembly import Entry, ImageFolder, Notes, assemble, parse_fractions, read_lines, read_text
-from quintet.data.formats.journal import Journal
+from quintet.data.formats.import_journal import Journal
 from quintet.data.formats.shards import Shard, describe, find_shards, source_name
 from quintet.data.formats.webdataset import OPTIONS as SHARD_OPTIONS
 from quintet.data.formats.webdataset import _json_captions, read_shards

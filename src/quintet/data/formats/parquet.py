@@ -13,7 +13,7 @@ from quintet.data.corpus import Corpus
 from quintet.data.formats import columns as columns_file
 from quintet.data.formats.assembly import ImageFolder, Notes, assemble, parse_fractions
 from quintet.data.formats.columns import Asked, Columns, Rows, find_columns
-from quintet.data.formats.journal import Journal
+from quintet.data.formats.import_journal import Journal
 from quintet.data.formats.shards import Shard, describe, find_shards, local_shards, source_name
 from quintet.errors import CorpusError
 

@@ -27,7 +27,7 @@ from quintet.data.formats.assembly import (
     decode,
     parse_fractions,
 )
-from quintet.data.formats.journal import Journal
+from quintet.data.formats.import_journal import Journal
 from quintet.data.formats.shards import Shard, describe, find_shards, local_shards, source_name
 from quintet.data.images import IMAGE_SUFFIXES
 from quintet.errors import CorpusError, QuintetError

@@ -14,7 +14,7 @@ from tests.data.formats.sources import as_parquet, as_shards
 from quintet.data.corpus import FORMAT, HEADER, TABLES
 from quintet.data.formats import import_corpus
 from quintet.data.formats.assembly import ImageFolder
-from quintet.data.formats.journal import NAME
+from quintet.data.formats.import_journal import NAME
 from quintet.errors import CorpusError
 from quintet.files import header_format
 

@@ -15,8 +15,8 @@ from quintet.cluster import AT_ONCE, InProcess, Pool
 from quintet.codes import Codes
 from quintet.data.negatives import NegativeLists
 from quintet.errors import QuintetError
-from quintet.mining import approximate, blocks
-from quintet.mining.blocks import BlockMining, BlockTask, Mined, MiningWorker
+from quintet.mining import approximate, block_mining
+from quintet.mining.block_mining import BlockMining, BlockTask, Mined, MiningWorker
 from quintet.mining.journal import Journal
 from quintet.mining.mine import mine_codes
 
@@ -26,14 +26,14 @@ NAMES = ("texts", "text_scores", "images", "image_scores")
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks, "CHUNK", {"images": 5, "texts": 13})
-    monkeypatch.setattr(blocks, "BLOCK", {"cpu": (8, 24)})
-    monkeypatch.setattr(blocks, "best_tile", lambda *_: TILE)
+    monkeypatch.setattr(block_mining, "CHUNK", {"images": 5, "texts": 13})
+    monkeypatch.setattr(block_mining, "BLOCK", {"cpu": (8, 24)})
+    monkeypatch.setattr(block_mining, "best_tile", lambda *_: TILE)
 
 
 def write_codes(folder: Path, images: Codes, texts: Codes) -> None:
     for side, codes in (("images", images), ("texts", texts)):
-        size = blocks.CHUNK[side]
+        size = block_mining.CHUNK[side]
         for start in range(0, len(codes), size):
             codes[start : start + size].save(folder / f"codes-{side}-{start:09d}.safetensors")
 
@@ -133,13 +133,13 @@ def test_a_kill_at_any_moment_costs_the_blocks_under_way(
 def test_no_more_codes_than_a_block_of_each_side_are_in_memory(
     case: Any, dots: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    it, read, most = case(20, 3), blocks.CodeStore.read, [0]
+    it, read, most = case(20, 3), block_mining.CodeStore.read, [0]
 
     def counted(self: Any, rows: np.ndarray) -> Codes:
         most[0] = max(most[0], len(rows))
         return read(self, rows)
 
-    monkeypatch.setattr(blocks.CodeStore, "read", counted)
+    monkeypatch.setattr(block_mining.CodeStore, "read", counted)
     by_blocks(tmp_path, it, dots, top_texts=5, top_images=5)
     assert len(it.texts) > 60
     assert most[0] <= 24
@@ -162,7 +162,7 @@ def near(case: Any, groups: int, dim: int = 16) -> Any:
 def test_approximate_lists_hold_exact_scores_and_say_their_recall(
     case: Any, dots: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blocks, "BLOCK", {"cpu": (200, 400)})
+    monkeypatch.setattr(block_mining, "BLOCK", {"cpu": (200, 400)})
     monkeypatch.setattr(approximate, "EXACT_BELOW", 100)
     it = near(case, 200)
     tops: dict[str, Any] = {"top_texts": 10, "top_images": 5}
