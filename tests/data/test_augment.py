@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image as PILImage
 from scipy.stats import kstest, pearsonr
 
-from quintet.backbones import Preprocess
+from quintet.backbones.preprocess import Preprocess
 from quintet.data.augment import (
     ChangedWords,
     FewerRegions,

@@ -87,7 +87,7 @@ def random_flip(image: PILImage, rng: np.random.Generator, probability: float = 
 
 
 class Prepares(Protocol):
-    """What augmentation needs of the tower: `quintet.backbones.Preprocess`."""
+    """What augmentation needs of the tower: `quintet.backbones.preprocess.Preprocess`."""
 
     @property
     def size(self) -> tuple[int, int]: ...

@@ -72,7 +72,7 @@ SIDE, LONG = 256, 1.5  # the usual short side, and the long one over it, for the
 
 
 class PreparesBytes(Prepares, Protocol):
-    """A tower's `quintet.backbones.Preprocess`, which can stop at bytes and go on from them."""
+    """A tower's `quintet.backbones.preprocess.Preprocess`, which can stop at bytes and go on from them."""
 
     def view(self, image: PILImage) -> PILImage: ...
     def normalise_bytes(self, pixels: Tensor) -> Tensor: ...
