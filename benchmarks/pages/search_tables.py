@@ -50,7 +50,8 @@ def weak_line(name: str, found: dict[str, Any]) -> str:
     ]
     text = f"{found['run']} on {found['corpus']}, test split: captions of photos in the index (medians), and "
     text += f"{found['absent']} texts"
-    return f"{text} for things that no photo shows (`{name}`)\n\n" + table(columns, rows)
+    text += f" for things that no photo shows (`{name}`). The line was set with these captions and texts in view"
+    return f"{text}: none were kept aside for it.\n\n" + table(columns, rows)
 
 
 def latency(name: str, found: dict[str, Any]) -> str:
