@@ -79,6 +79,7 @@ def rows() -> list[Row]:
     claims = (hrem, mmca, dual_path, aoq_others)  # the first of each paper before the tables of any
     found = [*aoq(), *chain.from_iterable(rows(first=True) for rows in claims)]
     found += chain.from_iterable(rows(first=False) for rows in claims)
+    found += aoq_search()
     known = {row.id for row in found}
     if len(known) < len(found):
         raise ValueError("two rows of one name")
@@ -131,6 +132,16 @@ def aoq() -> Iterator[Row]:
         for size in SIZES:
             for loss in ("OffTri", "OffQuin"):
                 yield second_round(size, 32, seed, loss)
+
+
+def aoq_search() -> Iterator[Row]:
+    """Half and twice the learning rate, for both rounds of every point but the one that has more rows of this kind."""
+    for seed in SEEDS:
+        for size in SIZES:
+            for batch in BATCHES:
+                for factor in (0.5, 2.0) if (size, batch) != (MIDDLE, 128) else ():
+                    yield first_round(size, batch, seed, lr=factor * LR[batch])
+                    yield second_round(size, batch, seed, "AdapOffQuin", lr=factor * LR[batch])
 
 
 def aoq_others(first: bool) -> Iterator[Row]:
