@@ -271,6 +271,7 @@ def test_images_are_copied_and_nothing_is_replaced(place: Path, tmp_path: Path) 
     for _ in range(2):
         said = call("search", place / "index", "a red dog", "--copy-to", tmp_path / "found").output
     assert "0 images copied" in said
+    assert "4 are there already" in said
     names = {path.name for path in (tmp_path / "found").iterdir()}
     assert names == {"red.png", "red-2.png", "navy.png", "teal.png", "gold.png"}
     assert (tmp_path / "found/red.png").read_text() == "mine"

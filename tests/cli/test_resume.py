@@ -40,6 +40,7 @@ def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Any:
         ("quintet.search.indexing.build_index", ["index", "quintet-small", "my photos", "-o", "index"]),
         ("quintet.features.extract.extract_features", ["features", "CORPUS"]),
         ("quintet.mining.mine.mine", ["mine", "quintet-small", "CORPUS", "-o", "lists"]),
+        ("quintet.training.stages.prepare_features", ["train", "vse-scenes", "--corpus", "CORPUS", "-o", "my run"]),
     ],
 )
 def test_a_stopped_command_says_how_to_go_on(
@@ -61,6 +62,16 @@ def test_a_stopped_command_says_how_to_go_on(
     shown = " ".join(f"'{each}'" if " " in each else each for each in given)
     assert f"goes on: quintet {shown}\n" in result.output
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_command_to_copy_is_quoted_for_the_shell(
+    tiny_corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "my run"
+    monkeypatch.setattr("quintet.training.stages.train", interrupted)
+    monkeypatch.setattr("quintet.runs.run_folder.is_begun", lambda folder: True)
+    result = call(monkeypatch, "train", "vse-scenes", "--corpus", str(tiny_corpus), "-o", str(folder))
+    assert f"`quintet train --resume '{folder}'`" in result.output
 
 
 def test_a_first_index_that_is_stopped_before_anything_is_encoded_leaves_nothing(

@@ -22,7 +22,7 @@ from quintet.cli.options import (
     complete_split,
 )
 from quintet.cli.progress import work_bar
-from quintet.cli.terminal import print_json
+from quintet.cli.terminal import print_json, shell_quoted
 from quintet.errors import CorpusError
 
 data_app = typer.Typer(
@@ -145,7 +145,8 @@ def import_command(
         table.add_row(escape(split.name), *(f"{len(rows):,}" for rows in (split.groups, split.images, split.texts)))
     console.print(table)
     _print_notes(console, corpus.notes)
-    console.print(f"Next: [bold]quintet data inspect {escape(str(target))}[/bold]", highlight=False, soft_wrap=True)
+    command = f"quintet data inspect {escape(shell_quoted(target))}"
+    console.print(f"Next: [bold]{command}[/bold]", highlight=False, soft_wrap=True)
 
 
 @data_app.command("inspect", cls=Command)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,6 +13,7 @@ from rich.console import Console
 from quintet.cli.options import complete_recipe
 from quintet.cli.progress import TrainingDisplay, work_bar
 from quintet.cli.resume import says_how_to_go_on
+from quintet.cli.terminal import shell_quoted
 from quintet.errors import QuintetError
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def _run(plan: Recipe, out: Path, options: dict[str, Any], console: Console) -> 
     working, failing = write_demo_page(page, subjects, results, PHOTOS)
     for search in (*working, *([] if failing is None else [failing])):
         _print_search(search, split, console)
-    more = f'quintet search {shlex.quote(str(out / "index"))} "three hearts at sunset" --explain'
+    more = f'quintet search {shell_quoted(out / "index")} "three hearts at sunset" --explain'
     console.print(f"search yourself: {more}", highlight=False, markup=False, soft_wrap=True)
     console.rule("your own photos", align="left")
     for line in PHOTOS:

@@ -24,7 +24,7 @@ from quintet.cli.options import (
 )
 from quintet.cli.progress import work_bar
 from quintet.cli.resume import says_how_to_go_on
-from quintet.cli.terminal import print_json, shown
+from quintet.cli.terminal import print_json, shell_quoted, shown
 from quintet.errors import QuintetError
 
 if TYPE_CHECKING:
@@ -278,7 +278,7 @@ def _print(index: Path, report: BuildReport, console: Console) -> None:
         f"{shown(index)}: {report.added} added, {report.kept} kept, {report.dropped} dropped, {len(report.unreadable)} "
         f"unreadable; {report.encoded} encoded{rate}"
     )
-    say(f'search it with: quintet search {shown(index)} "a dog in the water"')
+    say(f'search it with: quintet search {shell_quoted(index)} "a dog in the water"')
 
 
 def _short(line: str) -> str:

@@ -17,6 +17,8 @@ from rich.console import Console
 class _Terminated(KeyboardInterrupt):
     """SIGTERM, which ends as Ctrl-C does: what is half-written is removed."""
 
+    status = 143  # what a shell gives for it
+
 
 @contextmanager
 def says_how_to_go_on(console: Console, how: str = "the same command goes on") -> Iterator[None]:
@@ -32,7 +34,7 @@ def says_how_to_go_on(console: Console, how: str = "the same command goes on") -
     except KeyboardInterrupt as error:
         command = shlex.join(["quintet", *sys.argv[1:]])
         console.print(f"stopped; {how}: {command}", highlight=False, markup=False, soft_wrap=True)
-        raise typer.Exit(143 if isinstance(error, _Terminated) else 130) from None
+        raise typer.Exit(getattr(error, "status", 130)) from None
     finally:
         if in_main:
             signal.signal(signal.SIGTERM, before)

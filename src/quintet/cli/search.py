@@ -256,7 +256,8 @@ def _copy(searcher: Searcher, answers: Sequence[_Answer], folder: Path) -> None:
     images = [path for id_, hit in dict(found).items() if (path := _image(searcher, hit)) is not None]
     copied = _copy_images(images, folder)
     console = Console(stderr=True)
-    console.print(f"{copied} images copied to {shown(folder)}", markup=False, highlight=False, soft_wrap=True)
+    there = f"; {len(images) - copied} are there already" if copied < len(images) else ""
+    console.print(f"{copied} images copied to {shown(folder)}{there}", markup=False, highlight=False, soft_wrap=True)
     if missing := len(dict(found)) - len(images):
         console.print(f"{missing} of the images found are gone; run `quintet index` again", style="yellow")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 from contextlib import suppress
 from io import TextIOWrapper
@@ -31,6 +32,15 @@ def shown(name: object) -> str:
     'a\\x1b[2J\\n.jpg'
     """
     return str(name).translate(_ESCAPES)
+
+
+def shell_quoted(name: object) -> str:
+    """A name as a shell takes it, for commands to copy.
+
+    >>> shell_quoted("My Photos.index")
+    "'My Photos.index'"
+    """
+    return shown(shlex.quote(str(name)))
 
 
 def print_text(text: str) -> None:

@@ -12,7 +12,8 @@ from rich.console import Console
 
 from quintet.cli.options import DeviceOption, complete_recipe
 from quintet.cli.progress import TrainingDisplay
-from quintet.cli.terminal import print_json
+from quintet.cli.resume import says_how_to_go_on
+from quintet.cli.terminal import print_json, shell_quoted
 from quintet.errors import RecipeError
 
 
@@ -81,18 +82,19 @@ def train_command(
     first = distributed.is_main_launched()
     console = Console(stderr=True, quiet=as_json or not first)
     folder = resume or out
-    try:
-        with TrainingDisplay(console) as display:
-            run = train(
-                recipe, corpus, out=out, overrides=overrides or (), resume=resume, device=device, display=display
-            )
-    except KeyboardInterrupt as stop:
-        if folder is not None and is_begun(folder):
-            message = f"stopped; it goes on where it was with `quintet train --resume {folder}`"
+    with says_how_to_go_on(console, "no step is made yet, and the same command goes on"):
+        try:
+            with TrainingDisplay(console) as display:
+                run = train(
+                    recipe, corpus, out=out, overrides=overrides or (), resume=resume, device=device, display=display
+                )
+        except KeyboardInterrupt as stop:
+            if folder is None or not is_begun(folder):
+                raise
+            message = f"stopped; it goes on where it was with `quintet train --resume {shell_quoted(folder)}`"
             console.print(message, highlight=False, markup=False, soft_wrap=True)
-        raise typer.Exit(getattr(stop, "status", 130)) from None
+            raise typer.Exit(getattr(stop, "status", 130)) from None
     if as_json and first:
         print_json({"run": str(run.folder), "stages": read_head(run.folder)["stages"]})
-    console.print(
-        f"finished: {run.folder}; evaluate it with `quintet evaluate {run.folder}`", highlight=False, markup=False
-    )
+    message = f"finished: {run.folder}; evaluate it with `quintet evaluate {shell_quoted(run.folder)}`"
+    console.print(message, highlight=False, markup=False, soft_wrap=True)
