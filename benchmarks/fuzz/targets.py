@@ -39,7 +39,7 @@ from quintet.data.feature_store import FeatureStore, WordFeatures, write_word_fe
 from quintet.data.formats import get_format, parse_options
 from quintet.data.formats import import_journal as journal_file
 from quintet.data.formats.assembly import ImageFolder
-from quintet.data.images import image_header, open_image, thumbnail
+from quintet.data.images import image_format, image_header, open_image, thumbnail
 from quintet.data.negatives import NegativeLists
 from quintet.data.photo_formats import load_decoders
 from quintet.data.remote import expand_braces
@@ -537,6 +537,7 @@ def images(made: Material, folder: Path) -> list[Parser]:
     upload = folder / "upload"
 
     def index(data: bytes) -> None:
+        image_format(io.BytesIO(data), "photo")
         size, exif, *_ = image_header(io.BytesIO(data))
         image_facts(size, exif)
         open_image(data)

@@ -90,18 +90,29 @@ def load(name: str, found: dict[str, Any]) -> str:
     rows = [
         (
             f"{row['clients']}{', the index exchanged meanwhile' if row.get('index_exchanged') else ''}",
+            row.get("texts", "-"),
             f"{row['seconds']:.0f}",
             f"{row['requests']:,}",
             row["errors"],
             f"{row['requests_per_s']:,.0f}",
             _milliseconds(row["search"]),
             _milliseconds(row["thumbnail"]),
+            " / ".join(
+                f"{row[f'{side}_cpu_ms_per_request']:g}" if "texts" in row else "-" for side in ("server", "client")
+            ),
         )
         for row in found["rows"]
     ]
-    columns = ("clients", "s", "requests", "errors", "requests a second", "search, ms", "small copy, ms")
-    where = f"`quintet serve` over {found['index']}, clients and server on the same machine, {_cores(found)}"
-    return f"{where}; median / 99th percentile (`{name}`)\n\n" + table(columns, rows)
+    columns = ("clients", "texts", "s", "requests", "errors", "requests a second", "search, ms", "small copy, ms")
+    where = (
+        f"`quintet serve` over {found['index']}, clients and server on the same machine, {_cores(found)}; asked for "
+    )
+    where += (
+        "are 600 requests a second of 200 clients and no error. Half of the requests are searches, the others small "
+    )
+    where += "copies. Texts that were *seen* have codes that are kept; *new* ones were never asked before. "
+    where += f"Median / 99th percentile; processor time of the server and of the clients (`{name}`)\n\n"
+    return where + table((*columns, "CPU ms a request"), rows)
 
 
 def rerank_latency(name: str, found: dict[str, Any]) -> str:

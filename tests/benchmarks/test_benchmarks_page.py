@@ -44,8 +44,9 @@ FOUND: dict[str, dict[str, Any]] = {
         "index": "2000 scenes",
         "rows": [
             {
-                "clients": 200, "seconds": 60.2, "requests": 12345, "requests_per_s": 205.0, "errors": 0,
-                "search": times(800.0, 1500.0), "thumbnail": times(3.0, 9.0),
+                "clients": 200, "texts": "new", "seconds": 60.2, "requests": 12345, "requests_per_s": 205.0,
+                "errors": 0, "search": times(800.0, 1500.0), "thumbnail": times(3.0, 9.0),
+                "server_cpu_ms_per_request": 1.23, "client_cpu_ms_per_request": 0.1,
             },
         ],
     },
@@ -70,7 +71,7 @@ SHOWN = {
         "| 1,000,000 | ivf | 1.8 / 2.7 | 2 / 3 | 1.11 / 1.22 | 9 / 12 | 8 / 11 | 1.12 / 1.09 | 0.988 | 2.50 |",
         "3 GiB",
     ],
-    "serve.json": ["| 200 | 60 | 12,345 | 0 | 205 | 800 / 1,500 | 3 / 9 |", "2000 scenes"],
+    "serve.json": ["| 200 | new | 60 | 12,345 | 0 | 205 | 800 / 1,500 | 3 / 9 | 1.23 / 0.1 |", "2000 scenes"],
     "rerank_latency.json": ["| scan | 100 | 17 / 21 |", "150 ms"],
     "rerank_quality.json": [
         "| first stage alone | 20.0 | 50.0 | 60.0 | 8 / 9 |",

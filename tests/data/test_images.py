@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, ImageFile
 
 from quintet.data import images
-from quintet.data.images import MAX_PIXELS, image_header, open_image, thumbnail
+from quintet.data.images import MAX_PIXELS, image_format, image_header, open_image, thumbnail
 from quintet.errors import ImageError
 
 
@@ -187,6 +187,20 @@ def test_a_header_tells_the_size_upright_and_the_date() -> None:
         image_header(b"nothing")
     with pytest.raises(ImageError, match="empty"):
         image_header(b"")
+
+
+def test_the_format_is_known_without_decoding_a_pixel(monkeypatch: pytest.MonkeyPatch) -> None:
+    buffer = io.BytesIO()
+    Image.new("RGB", (40, 30)).save(buffer, "PNG")
+    monkeypatch.setattr(ImageFile.ImageFile, "load", lambda self: pytest.fail("decoded"))
+    assert image_format(buffer, "a.png") == "PNG"
+    jxl = io.BytesIO(bytes([0xFF, 0x0A, 0b11000001, 0b1]))  # a header and nothing behind it
+    assert image_format(jxl, "a.jxl") == "JXL"
+    for damaged in (b"nothing", b"\0\0\0\x0cJXL \r\n\x87\n"):
+        with pytest.raises(ImageError, match="not an image"):
+            image_format(io.BytesIO(damaged), "damaged")
+    with pytest.raises(ImageError, match="empty"):
+        image_format(io.BytesIO(), "empty")
 
 
 def test_the_limit_can_be_changed() -> None:

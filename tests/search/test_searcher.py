@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from quintet.data.images import open_image
 from quintet.evaluation.scoring import Member, member_scores
@@ -307,6 +308,30 @@ def test_no_path_leads_out_of_the_indexed_folders(vse: Path, pictures: Path, ind
         (hits,) = searcher.search_text([QUERY], k=1)
         with pytest.raises(MissingImage, match="outside"):
             searcher.image_path(hits[0].item.id)
+
+
+# A newer generation
+
+
+def test_a_newer_generation_of_the_same_runs_takes_over_the_codes_of_texts(
+    vse: Path, scan: Path, pictures: Path, index: Path, tmp_path: Path
+) -> None:
+    more = tmp_path / "more"
+    more.mkdir()
+    Image.new("RGB", (64, 64), "red").save(more / "red.png")
+    build_index(vse, [pictures], index, device="cpu")
+    with Searcher.open(index, device="cpu") as old:
+        old.search_text([QUERY])
+        build_index(vse, [pictures, more], index, device="cpu")
+        with Searcher.open(index, device="cpu", earlier=old) as newer, Searcher.open(index, device="cpu") as alone:
+            assert newer.generation == old.generation + 1
+            assert newer.is_prepared(QUERY)
+            assert newer.search_text([QUERY], k=99) == alone.search_text([QUERY], k=99)
+            assert len(newer.search_text([QUERY], k=99)[0]) == 1 + len(old.search_text([QUERY], k=99)[0])
+        build_index(vse, [pictures], index, rerank_with=[scan], device="cpu", overwrite=True)
+        with Searcher.open(index, device="cpu", earlier=old) as other:
+            assert not other.is_prepared(QUERY)
+            assert len(other.encoder.runs) == 2
 
 
 # The index as a thing

@@ -163,6 +163,14 @@ def test_vectors_are_loaded_only_where_all_of_them_are_compared(tmp_path: Path) 
         assert (store._now().search.vectors._whole is None) == (kind == "hnsw")
 
 
+def test_vectors_in_memory_are_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made(tmp_path, "flat", 500).close()
+    store = open_store(file_address("local", tmp_path))
+    expected = store.search(clustered(40), 5)
+    monkeypatch.setattr("quintet.search.vectors.Rows.read", lambda *_: pytest.fail("read"))
+    assert store.search(clustered(40), 5) == expected
+
+
 def test_too_many_vectors_for_memory_are_compared_block_by_block(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -54,6 +54,8 @@ class FakeSearcher:
         self.root, self.generation, self.closed = root, generation, False
         self.gate = threading.Event()  # a test that clears it holds every search up
         self.gate.set()
+        self.encoding = threading.Event()  # likewise, every text that is encoded
+        self.encoding.set()
         self.error: Exception | None = None
         self.judges = False  # whether results without any of the words are weak
         self.collapses = False  # whether the first of each four images stands for the others
@@ -86,8 +88,12 @@ class FakeSearcher:
         self.items[item.id] = item
         self.words[item.id] = set(" ".join(said).lower().split())
 
+    def is_prepared(self, text: str) -> bool:
+        return any(text == each for each, _ in self.prepared)
+
     def prepare(self, text: str, waiting: Sequence[str]) -> None:
         self.prepared.append((text, list(waiting)))
+        self.encoding.wait(30)
 
     def search_text(self, texts: Sequence[str], **wish: Any) -> list[list[Hit]]:
         return [self._ranked(self._known(text), **wish) for text in texts]

@@ -50,5 +50,16 @@ def test_a_stuck_thread_keeps_its_place_and_waiting_work_loses_it() -> None:
     asyncio.run(use())
 
 
+def test_time_that_was_spent_before_counts() -> None:
+    async def use() -> None:
+        pool, gate = WorkPool("test", threads=1, queue=1, timeout_s=60), threading.Event()
+        with pytest.raises(TooSlowError):
+            await asyncio.wait_for(pool.run(gate.wait, spent_s=60), 10)
+        gate.set()
+        pool.close()
+
+    asyncio.run(use())
+
+
 def _time_out() -> None:
     raise TimeoutError("of the work")

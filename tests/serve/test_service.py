@@ -85,22 +85,40 @@ def test_many_large_uploads_at_once_are_told_to_come_back(make_app: Callable[...
     asyncio.run(use())
 
 
-def test_texts_that_wait_for_a_thread_are_known_to_the_first_that_runs(
+def test_texts_that_wait_to_be_encoded_are_known_to_the_first_of_them(
     make_app: Callable[..., FastAPI], searcher: Any
 ) -> None:
-    service = make_app(search_threads=1).state.service
+    service = make_app().state.service
 
     async def use() -> None:
-        searcher.gate.clear()
+        searcher.encoding.clear()
         tasks = [asyncio.create_task(service.search_text(text, Window())) for text in ("red", "blue", "red circle")]
-        while not searcher.prepared or service._searches.pending < 3:
+        while not searcher.prepared or service._texts.pending < 3:
             await asyncio.sleep(0.01)
-        searcher.gate.set()
+        searcher.encoding.set()
         await asyncio.gather(*tasks)
         with pytest.raises(UnknownWords):
             await service.search_text("unheard", Window())
+        await service.search_text("blue", Window())
 
     asyncio.run(use())
-    assert [text for text, _ in searcher.prepared] == ["red", "blue", "red circle", "unheard"]
-    assert "red circle" in searcher.prepared[1][1]  # it waited while the first ran
+    assert [text for text, _ in searcher.prepared] == ["red", "blue", "red circle", "unheard"]  # "blue" only once
+    assert "red circle" in searcher.prepared[1][1]  # it waited while the first was encoded
     assert not service._waiting
+
+
+def test_known_texts_are_searched_for_while_others_are_encoded(make_app: Callable[..., FastAPI], searcher: Any) -> None:
+    service = make_app(search_threads=1).state.service
+
+    async def use() -> None:
+        before = await service.search_text("red", Window())
+        searcher.encoding.clear()
+        new = asyncio.create_task(service.search_text("blue", Window()))
+        while len(searcher.prepared) < 2:
+            await asyncio.sleep(0.01)
+        assert (await asyncio.wait_for(service.search_text("red", Window()), 10)).hits == before.hits
+        assert not new.done()
+        searcher.encoding.set()
+        await new
+
+    asyncio.run(use())

@@ -156,7 +156,7 @@ def twice(size: int) -> Least:
 
 
 def image_header(source: IO[bytes] | bytes, *, name: str = "the image") -> Header:
-    """What is known of an image without decoding any pixel (of JPEG XL, all are).
+    """What is known of an image without decoding any pixel (of JPEG XL, and of PNG without EXIF data, all are).
 
     >>> buffer = io.BytesIO()
     >>> Image.new("L", (3, 2)).save(buffer, "PNG")
@@ -167,11 +167,27 @@ def image_header(source: IO[bytes] | bytes, *, name: str = "the image") -> Heade
         return _header(image, name)
 
 
+def image_format(file: IO[bytes], name: str) -> str:
+    """The format of what begins as an image of a size that can be decoded. No pixel is decoded."""
+    if is_jxl(file):
+        try:
+            _check_size(jxl_size(file), name, MAX_PIXELS)
+        except (ValueError, IndexError) as error:
+            raise _unreadable(name, error) from None
+        return "JXL"
+    with _open(file, name) as image:
+        return _format(image, name)
+
+
+def _format(image: Image.Image, name: str) -> str:
+    return "RAW" if is_raw(name) else str(image.format)
+
+
 def _header(image: Image.Image, name: str) -> Header:
     exif = read_exif(image)
     width, height = image.size
     size = (height, width) if _is_turned(exif) else (width, height)
-    return Header(size, exif, "RAW" if is_raw(name) else str(image.format))
+    return Header(size, exif, _format(image, name))
 
 
 def read_exif(image: Image.Image) -> Image.Exif:
@@ -239,9 +255,11 @@ def _open(file: IO[bytes], name: str, max_pixels: int = MAX_PIXELS) -> Image.Ima
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         raise ImageError(_too_large(name, "far more", MAX_PIXELS)) from None
     except Exception as error:  # noqa: BLE001  # whatever a parser raises
-        raise ImageError(
-            f"{name} is not an image Quintet can read ({_why(error)}); it reads {', '.join(_formats())}"
-        ) from None
+        raise _unreadable(name, error) from None
+
+
+def _unreadable(name: str, error: Exception) -> ImageError:
+    return ImageError(f"{name} is not an image Quintet can read ({_why(error)}); it reads {', '.join(_formats())}")
 
 
 def _open_jxl(file: IO[bytes], name: str, max_pixels: int) -> Image.Image:

@@ -93,7 +93,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Hit:
-    """An item that was found. `path` is the absolute path of its image file, None for texts.
+    """An item that was found. `file` is the absolute path of its image file, None for texts; `path` is it as a `Path`.
 
     `weak`: random words reach such a score, too (`quintet.search.chance`). `duplicates`: the hits that nearly equal it
     and came behind.
@@ -101,9 +101,13 @@ class Hit:
 
     item: Item
     score: float
-    path: Path | None = None
+    file: str | None = None
     weak: bool = False
     duplicates: tuple[Hit, ...] = ()
+
+    @property
+    def path(self) -> Path | None:
+        return None if self.file is None else Path(self.file)
 
     @property
     def text(self) -> str | None:

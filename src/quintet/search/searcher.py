@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, overload
 import numpy as np
 from PIL.Image import Image as PILImage
 
-from quintet.data.images import image_header, open_image
+from quintet.data.images import image_format, open_image
 from quintet.data.tokenizers import Tokenizer
 from quintet.errors import ImageError, QuintetError, suggest
 from quintet.files import open_regular, user_path
@@ -104,8 +104,19 @@ class Searcher:
         self._opened, self._texts = opened, texts
 
     @classmethod
-    def open(cls, index: Path | str, *, device: Device = "auto", rerank_with: Path | str | None = None) -> Searcher:
-        """`rerank_with`: of the runs that the index holds, the one to re-rank with (default: all meant for it)."""
+    def open(
+        cls,
+        index: Path | str,
+        *,
+        device: Device = "auto",
+        rerank_with: Path | str | None = None,
+        earlier: Searcher | None = None,
+    ) -> Searcher:
+        """`rerank_with`: of the runs that the index holds, the one to re-rank with (default: all meant for it).
+
+        `earlier`: opened before from the same folder. Its runs, and the codes that they made of texts, are taken over
+        where this generation has the very same runs.
+        """
         index = user_path(index).resolve()
         end = time.monotonic() + PATIENCE
         while True:
@@ -118,7 +129,12 @@ class Searcher:
                 check_kept(index, manifest)
                 rerank = manifest.rerank if rerank_with is None else (_number_of(manifest, Path(rerank_with)),)
                 opened = stack.enter_context(closing(Generation(index, database, manifest)))
-                searcher = cls(index, opened, open_text_vectors(index, manifest, str(device)), device, rerank)
+                if earlier is not None and earlier._has_runs_of(index, manifest, device):
+                    searcher = cls(index, opened, earlier._texts, device, rerank)
+                    if "encoder" in vars(earlier):
+                        searcher.encoder = earlier.encoder
+                else:
+                    searcher = cls(index, opened, open_text_vectors(index, manifest, str(device)), device, rerank)
                 if searcher._texts is None:
                     _ = searcher.encoder  # raises what is wrong with the runs
                 stack.pop_all()
@@ -132,6 +148,12 @@ class Searcher:
                 raise
             finally:
                 stack.close()
+
+    def _has_runs_of(self, index: Path, manifest: Manifest, device: Device) -> bool:
+        """By the checksums of all their files."""
+        mine = self.manifest
+        same = (mine.runs, mine.kept, mine.first) == (manifest.runs, manifest.kept, manifest.first)
+        return same and (self.index, self.device) == (index, device)
 
     @cached_property
     def encoder(self) -> Encoder:
@@ -283,6 +305,10 @@ class Searcher:
         codes = self._text_codes(texts) if texts else []
         return self._search(codes, len(texts), "text", kind, k, where, rerank, duplicates)
 
+    def is_prepared(self, text: str) -> bool:
+        """Whether its codes are kept."""
+        return text in self.queries
+
     def prepare(self, text: str, waiting: Iterable[str]) -> None:
         """Encode a text that will be searched for, unless its codes are kept, and those that wait in the same batch.
 
@@ -428,7 +454,7 @@ class Searcher:
             raise MissingImage(f"the image of item {item_id!r} lies outside the indexed folders")
         try:
             with open_regular(real) as file:
-                image_header(file, name=str(path))
+                image_format(file, path)
         except ImageError as error:
             raise MissingImage(f"{error}; run `quintet index` again to bring the index up to date") from None
         except QuintetError:
@@ -437,15 +463,16 @@ class Searcher:
             ) from None
         return real
 
-    def _file_of(self, entry: Entry) -> tuple[Path, Path]:
-        """The image file, and the folder it must lie in."""
+    def _file_of(self, entry: Entry) -> tuple[str, str]:
+        """The path of the image file, and of the folder it must lie in: plain strings, as every hit has one."""
         item = entry.item
         if item.path is None or item.root is None or not 0 <= item.root < len(self.manifest.roots):
             raise MissingImage(f"item {item.id!r} has no image file")
         root = self.manifest.roots[item.root]
         if root.kind == "shards":
-            return unpacked(self.index, entry), self.index / "images"
-        return Path(text_path(root.path)) / text_path(item.path), Path(text_path(root.path))
+            return str(unpacked(self.index, entry)), str(self.index / "images")
+        top = text_path(root.path)
+        return os.path.join(top, text_path(item.path)), top  # noqa: PTH118  # a `Path` takes ten times as long
 
     def files(self) -> list[Path]:
         """The files that searches read, besides the database."""
@@ -621,8 +648,8 @@ class Searcher:
         """The first of each group, with the others as its duplicates. Scores below the line are weak."""
         hits = []
         for (entry, score), *others in groups:
-            copies = tuple(Hit(other.item, its_score, self._path(other)) for other, its_score in others)
-            hits.append(Hit(entry.item, score, self._path(entry), score < line, copies))
+            copies = tuple(Hit(other.item, its_score, self._file(other)) for other, its_score in others)
+            hits.append(Hit(entry.item, score, self._file(entry), score < line, copies))
         return hits
 
     def _reranked(
@@ -632,14 +659,14 @@ class Searcher:
         queries = {member: codes[member][row] for member in self._rerank}
         return self._opened.rerank(matchers, queries, entries, kind)
 
-    def _path(self, entry: Entry) -> Path | None:
+    def _file(self, entry: Entry) -> str | None:
         """Of its image file; `image_path` also follows links and looks whether the file is there."""
         try:
             path, top = self._file_of(entry)
         except MissingImage:
             return None
         plain = os.path.normpath(path)
-        return Path(plain) if plain.startswith(f"{top}/") else None
+        return plain if plain.startswith(f"{top.rstrip('/')}/") else None
 
     def _check(self, k: int, kind: str, rerank: int | None) -> None:
         if k < 1 or (rerank is not None and rerank < 1):
@@ -674,7 +701,7 @@ def _without(hits: Sequence[Hit], item_id: str) -> list[Hit]:
         if hit.item.id != item_id:
             found.append(replace(hit, duplicates=others))
         elif others:
-            found.append(replace(hit, item=others[0].item, path=others[0].path, duplicates=others[1:]))
+            found.append(replace(hit, item=others[0].item, file=others[0].file, duplicates=others[1:]))
     return found
 
 

@@ -29,6 +29,9 @@ class TextCodes(Generic[T]):
         self._lock, self._encoding = threading.Lock(), threading.Lock()
         self.batches = self.encoded = 0  # since the index was opened
 
+    def __contains__(self, text: str) -> bool:
+        return text in self._kept
+
     def of(self, text: str, waiting: Iterable[str] = ()) -> T:
         """The codes of a text; those of texts that are `waiting` are made in the same batch."""
         if (codes := self._find(text)) is not None:

@@ -481,7 +481,9 @@ class Vectors:
             return self._whole
 
     def block(self, start: int, stop: int) -> np.ndarray:
-        """(stop - start, dim)."""
+        """(stop - start, dim): of what is in memory, or read."""
+        if self._whole is not None:
+            return self._whole[start:stop]
         return _beside([column.read(start, stop) for column in self._columns])
 
     def pick(self, rows: np.ndarray) -> np.ndarray:

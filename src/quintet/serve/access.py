@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import lru_cache
 
 from quintet.serve.settings import Settings
 
@@ -165,6 +166,7 @@ def _limit(wanted: float | None, default: float, address: str) -> float:
     return wanted or math.inf
 
 
+@lru_cache(CLIENTS)
 def client_key(address: str) -> str:
     """
     >>> client_key("192.0.2.7"), client_key("::ffff:192.0.2.7"), client_key("2001:db8:1:2:3:4:5:6")
@@ -184,6 +186,7 @@ def _parse(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None
     return getattr(found, "ipv4_mapped", None) or found
 
 
+@lru_cache(CLIENTS)
 def _is_loopback(address: str) -> bool:
     found = _parse(address)
     return found is not None and found.is_loopback

@@ -25,7 +25,7 @@ from typing import IO, Any
 
 from PIL import Image
 
-from quintet.data.images import MAX_PIXELS, image_header, open_image
+from quintet.data.images import MAX_PIXELS, image_format, open_image
 from quintet.data.photo_formats import is_raw, load_decoders
 from quintet.errors import ImageError
 
@@ -237,7 +237,7 @@ def _answer(path: Path, request: dict[str, Any]) -> tuple[dict[str, Any], bytes]
         return {"suffix": suffix}, buffer.getvalue()
     _shrunk(path, 1, MAX_PIXELS, name)
     with path.open("rb") as file:
-        return {"format": image_header(file, name=name).format}, b""
+        return {"format": image_format(file, name)}, b""
 
 
 def _shrunk(path: Path, pixels: int, max_pixels: int, name: str) -> tuple[Image.Image, int]:

@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -42,9 +43,11 @@ def serve_index(
     # Concurrent searches share the cores, instead of each using all of them.
     torch.set_num_threads(max(1, torch.get_num_threads() // settings.search_threads))
     with listen(settings) as listener:  # first, so that a port in use is reported before a matcher is loaded
+        watcher: IndexWatcher | None = None
 
         def reopen() -> Searcher:
-            searcher = Searcher.open(index, device=device, rerank_with=rerank_with)
+            with watcher.searchers.lend() if watcher else nullcontext() as earlier:
+                searcher = Searcher.open(index, device=device, rerank_with=rerank_with, earlier=earlier)
             if settings.rerank is not None and not searcher.describe()["rerank"]:
                 searcher.close()
                 raise QuintetError(

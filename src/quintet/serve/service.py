@@ -73,8 +73,10 @@ class WorkPool:
     def pending(self) -> int:
         return self._pending
 
-    async def run(self, work: Callable[[], T]) -> T:
+    async def run(self, work: Callable[[], T], spent_s: float = 0.0) -> T:
         """The result of the task, or its error; `TooSlowError` if neither came in time.
+
+        `spent_s`: of that time, before the task came here.
 
         A running task that timed out counts as pending until it ends: a thread cannot be stopped, and a store that
         hangs should fill this queue rather than the memory. A task that had not started is dropped.
@@ -86,7 +88,7 @@ class WorkPool:
         future = self._executor.submit(work)
         future.add_done_callback(self._done)
         try:
-            return await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(future)), self._timeout_s)
+            return await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(future)), self._timeout_s - spent_s)
         except TimeoutError:
             if future.done():
                 return future.result()  # it ended at this moment, or the task itself raised TimeoutError
@@ -115,6 +117,8 @@ class Service:
         self.thumbnails = Thumbnails(settings.cache, settings.cache_bytes, self.decoders)
         self._searchers = source.searchers if isinstance(source, IndexWatcher) else source
         self._searches = WorkPool("search", settings.search_threads, settings.search_queue, settings.timeout_s)
+        # One batch of texts is encoded at a time, while texts that were encoded already are searched for.
+        self._texts = WorkPool("text", 1, settings.search_queue, settings.timeout_s)
         self._images = WorkPool("image", settings.image_threads, settings.image_queue, settings.timeout_s)
         # Few at a time: each has an image in memory.
         self._uploads = WorkPool("upload", settings.decoders, settings.upload_queue, settings.timeout_s)
@@ -142,13 +146,16 @@ class Service:
             )
         rerank = self.settings.rerank if window.kind == "image" else None
 
-        def search(searcher: Searcher, **options: Any) -> list[Hit]:
-            searcher.prepare(query, list(self._waiting))
-            return searcher.search_text([query], **options)[0]
-
+        began = time.perf_counter()
         self._waiting[query] += 1
         try:
-            return await self._list(window, search, rerank)
+            if not self._borrowed(lambda searcher: searcher.is_prepared(query)):
+                await self._texts.run(
+                    lambda: self._borrowed(lambda searcher: searcher.prepare(query, list(self._waiting)))
+                )
+            return await self._list(
+                window, lambda searcher, **options: searcher.search_text([query], **options)[0], rerank, began=began
+            )
         finally:
             self._waiting[query] -= 1
             if not self._waiting[query]:
@@ -280,13 +287,18 @@ class Service:
             raise
 
     def close(self) -> None:
-        for pool in (self._searches, self._images, self._uploads, self._probes):
+        for pool in (self._texts, self._searches, self._images, self._uploads, self._probes):
             pool.close()
         self.decoders.close()
         self._searchers.close()
 
     async def _list(
-        self, window: Window, search: Callable[..., list[Hit]], rerank: int | None = None, pool: WorkPool | None = None
+        self,
+        window: Window,
+        search: Callable[..., list[Hit]],
+        rerank: int | None = None,
+        pool: WorkPool | None = None,
+        began: float | None = None,
     ) -> Results:
         where = _parsed(window.where)
         depth = window.offset + window.limit + 1  # one more than shown: tells whether there are more
@@ -308,8 +320,9 @@ class Service:
             query = getattr(window, "query", None)
             return hits(searcher), searcher.query_note(query) if query else None
 
-        began = time.perf_counter()
-        found, note = await (pool or self._searches).run(lambda: self._borrowed(answer))
+        now = time.perf_counter()
+        began = now if began is None else began
+        found, note = await (pool or self._searches).run(lambda: self._borrowed(answer), now - began)
         return Results.of(found, window, time.perf_counter() - began, note)
 
     def _borrowed(self, work: Callable[[Searcher], T]) -> T:
@@ -323,12 +336,15 @@ class Service:
                     raise
                 raise StaleIndex(f"the index cannot be read: {error or type(error).__name__}") from error
 
+    def _pending(self) -> int:
+        return self._texts.pending + self._searches.pending
+
     def _generation(self) -> float:
         return self._borrowed(lambda searcher: searcher.generation)
 
     def _count(self) -> None:
         add, kept = self.metrics.value, self.thumbnails
-        add("quintet_searches_pending", "gauge", "Searches waiting or running.", lambda: self._searches.pending)
+        add("quintet_searches_pending", "gauge", "Searches waiting or running.", self._pending)
         texts = "Texts that were encoded, in batches; what is searched for again is kept."
         add("quintet_texts_encoded", "gauge", texts, lambda: self._borrowed(lambda each: each.queries.encoded))
         batches = "Their batches."
