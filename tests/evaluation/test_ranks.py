@@ -156,21 +156,17 @@ def test_positive_pairs_of_uneven_groups() -> None:
     assert list(zip(image.tolist(), text.tolist(), strict=True)) == [(0, 1), (0, 3), (1, 0), (2, 1), (2, 3)]
 
 
-def test_a_device_counts_what_the_processor_counts() -> None:
+@pytest.mark.parametrize("shape", [(9, 300), (300, 9), (1, 40), (40, 1)])
+def test_a_block_is_counted_as_a_loop_counts_it(shape: tuple[int, int]) -> None:
     rng = np.random.default_rng(0)
-    scores = rng.integers(0, 5, (9, 300)).astype(np.float32)
-    query = [np.sort(rng.integers(0, size, 40)) for size in scores.shape]
-    query[0] = np.sort(np.append(query[0], np.arange(9)))  # every image has a pair
-    plans = tuple(_Plan(rows, slice(0, size)) for rows, size in zip(query, scores.shape, strict=True))
+    scores = rng.integers(0, 5, shape).astype(np.float32)
+    query = [np.sort(np.append(rng.integers(0, size, 40), np.repeat(size // 2, 20))) for size in shape]  # one has many
+    query[0] = np.sort(np.append(query[0], np.arange(shape[0])))  # every image has a pair
+    plans = _Plan(query[0], slice(0, shape[0])), _Plan(query[1], slice(0, shape[1]))
     floors = [rng.integers(0, 5, len(rows)).astype(np.float32) for rows in query]
-    tensors = torch.from_numpy(scores), [torch.from_numpy(each) for each in floors]
-    counted = _count_block(scores, floors, plans), _count_block(*tensors, plans)  # type: ignore[arg-type]
-    for one, other in zip(*counted, strict=True):
-        assert one[0] == other[0]
-        assert np.array_equal(one[1], other[1])
-        assert one[2].tolist() == other[2].tolist()
+    totals = [np.zeros(len(rows), int) for rows in query]
+    for side, pairs, counts in _count_block(torch.from_numpy(scores), list(map(torch.from_numpy, floors)), plans):
+        totals[side][pairs] += counts.long().numpy()
     for side, lines in enumerate((scores, scores.T)):
-        totals = np.zeros(len(query[side]), int)
-        for _, pairs, counts in (found for found in counted[0] if found[0] == side):
-            totals[pairs] += counts
-        assert totals.tolist() == [(lines[row] >= floors[side][at]).sum() for at, row in enumerate(query[side])]
+        expected = [sum(score >= floors[side][at] for score in lines[row]) for at, row in enumerate(query[side])]
+        assert totals[side].tolist() == expected
