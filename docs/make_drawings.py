@@ -21,6 +21,7 @@ from PIL import Image
 
 from benchmarks.grids.evidence_grid import BATCHES, SIZES
 from benchmarks.measure.scenes_mining import train_scenes
+from benchmarks.pages.evidence_claims import searched
 from benchmarks.pages.evidence_numbers import Effect, Runs, gain, name_of, read_runs
 from quintet.data.scenes.generate import SCENES, SPLITS
 from quintet.data.scenes.render import draw
@@ -295,7 +296,10 @@ def evidence_gain(runs: Runs) -> str:
     for number, batch in enumerate(BATCHES):
         for what in ("adapoffquin-plain", "adapoffquin-truth"):
             dashed = what.endswith("truth")
-            effects = [(size / batch, Effect(runs, gain(size, batch, what))) for size in SIZES]
+            effects = [
+                (size / batch, Effect(runs, gain(size, batch, what) if dashed else searched(runs, size, batch)))
+                for size in SIZES
+            ]
             measured = [(ratio, effect) for ratio, effect in effects if effect.seeds]
             polyline(axes, [(ratio, effect.mean()) for ratio, effect in measured], number, dashed)
             for ratio, effect in () if dashed else measured:
