@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -93,12 +94,12 @@ def gather_codes(codes: Codes, total: int) -> Codes:
 def sum_gradients(parameters: Iterable[nn.Parameter]) -> None:
     """Sum the gradients of all processes, in one message per dtype. A parameter unused in this process counts as zero.
 
-    A parameter that no process used keeps no gradient, as with one process, and optimizers skip it. Sharded rows
-    (`mark_sharded`) have their whole gradient already.
+    A parameter that no process used keeps no gradient, as with one process, and optimizers skip it. What is sharded
+    has its whole gradient already.
     """
     if world_size() == 1:
         return
-    wanted = [parameter for parameter in parameters if parameter.requires_grad and global_rows(parameter) is None]
+    wanted = [parameter for parameter in parameters if parameter.requires_grad and not is_sharded(parameter)]
     wanted = _used_anywhere(wanted)
     for dtype in sorted({parameter.dtype for parameter in wanted}, key=str):
         same = [parameter for parameter in wanted if parameter.dtype == dtype]
@@ -175,11 +176,62 @@ def global_rows(parameter: Tensor) -> int | None:
     return getattr(parameter, "global_rows", None)
 
 
+def is_dtensor(tensor: Tensor) -> bool:
+    """Whether the tensor is one of FSDP, whose other parts are in other processes."""
+    loaded = sys.modules.get("torch.distributed.tensor")  # importing it takes seconds, and few trainings need it
+    return loaded is not None and isinstance(tensor, loaded.DTensor)
+
+
+def is_sharded(parameter: Tensor) -> bool:
+    """Whether this process has a part of the parameter only."""
+    return is_dtensor(parameter) or global_rows(parameter) is not None
+
+
+def shard_layers(module: nn.Module, layers: Iterable[nn.Module], device: torch.device) -> None:
+    """Leave a share of the parameters of each layer in each process (FSDP); the rest of `module` stays whole.
+
+    A layer is put together while it computes, and its gradients are summed into the shares. `module` is used by its
+    methods `encode_images` and `encode_texts`.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+
+    if not hasattr(FSDPModule, "set_force_sum_reduction_for_comms"):
+        raise QuintetError(f"shard: true needs a newer torch than {torch.__version__}; leave it out, or update torch")
+    broadcast_module(module)  # while it is whole
+    mesh = init_device_mesh(device.type, (world_size(),))
+    for layer in layers:
+        sharded = fully_shard(layer, mesh=mesh)
+        sharded.set_gradient_divide_factor(1.0)  # a sum
+        sharded.set_force_sum_reduction_for_comms(True)  # gloo has no factors
+    # As the root it lets a layer be fetched while the one before computes.
+    fully_shard(module, mesh=mesh, ignored_params={each for each in module.parameters() if not is_dtensor(each)})
+    for verb in ("encode_images", "encode_texts"):
+        register_fsdp_forward_method(module, verb)
+
+
+def part_like(whole: Tensor, parameter: Tensor) -> Tensor:
+    """This process's part of a tensor that is as large as `parameter`, a DTensor."""
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)  # type: ignore
+
+
+def even_batch_size(total: int, most: int) -> int:
+    """The largest size up to `most` of which all processes make equally many batches of their `share`.
+
+    Layers that FSDP shards must be used by all processes at once.
+    """
+    shares = [share(total, process) for process in range(world_size())]
+    counts = ({-(-(part.stop - part.start) // size) for part in shares} for size in range(most, 0, -1))
+    return next((most - number for number, found in enumerate(counts) if len(found) == 1), most)
+
+
 def broadcast_module(module: nn.Module) -> None:
-    """Copy the first process's parameters and buffers to all others, except sharded rows."""
+    """Copy the first process's parameters and buffers to all others, except what is sharded."""
     if world_size() > 1:
         for tensor in (*module.parameters(), *module.buffers()):
-            if global_rows(tensor) is None:
+            if not is_sharded(tensor):
                 dist.broadcast(tensor.data, src=0)
 
 

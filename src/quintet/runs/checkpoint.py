@@ -311,6 +311,9 @@ def _parameters(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
 
 
 def _whole(tensor: Tensor, parameter: nn.Parameter | None) -> Tensor:
+    if distributed.is_dtensor(tensor):
+        whole: Tensor = tensor.full_tensor()  # type: ignore[attr-defined]
+        return whole.cpu() if distributed.is_main() else whole.new_empty(0)  # only the first process writes
     rows = None if parameter is None else distributed.global_rows(parameter)
     if rows is None or not tensor.dim():  # numbers of the optimizer, such as its steps, belong to all
         return tensor
@@ -318,6 +321,8 @@ def _whole(tensor: Tensor, parameter: nn.Parameter | None) -> Tensor:
 
 
 def _own(tensor: Tensor, parameter: nn.Parameter | None) -> Tensor:
+    if parameter is not None and distributed.is_dtensor(parameter) and tensor.dim():
+        return distributed.part_like(tensor, parameter)
     rows = None if parameter is None else distributed.global_rows(parameter)
     return tensor if rows is None or not tensor.dim() else tensor[distributed.share(rows)]
 

@@ -256,11 +256,11 @@ def _of_all_images(
     images = data.train.images
     if len(images) < distributed.world_size():
         raise RecipeError("there are fewer training images than processes; use fewer processes")
-    source = data.image_source(matcher)
+    source, size = data.image_source(matcher), distributed.even_batch_size(len(images), BATCH)
     with torch.no_grad(), evaluation_mode(matcher):
         parts = [
             encode(batch.to(device)).float()
-            for batch in image_batches(source, images[distributed.share(len(images))], BATCH)
+            for batch in image_batches(source, images[distributed.share(len(images))], size)
         ]
         return distributed.gather_rows(torch.cat(parts), len(images)).cpu()
 

@@ -30,7 +30,7 @@ from quintet.files import check_shape, write_json
 from quintet.layers.normalize import BATCH_NORMS, share_batchnorms
 from quintet.losses.step import Progress, Step
 from quintet.protocols import Matcher, UsesPositionNoise, evaluation_mode, module_of
-from quintet.runs.checkpoint import load_checkpoint, save_checkpoint, save_tensors
+from quintet.runs.checkpoint import load_checkpoint, save_checkpoint, save_tensors, whole_state
 from quintet.runs.devices import tensor_core_products
 from quintet.runs.encoding import encode_batches
 from quintet.training.build import Objectives, save_objective
@@ -45,6 +45,7 @@ from quintet.training.optim import (
     lr_factor,
     make_optimizer,
     set_lr,
+    transformer_layers,
 )
 from quintet.training.recipe_models import AugmentRecipe, StageRecipe
 from quintet.training.stopping import Stop
@@ -119,14 +120,18 @@ class StageTrainer:
         if stage.frozen == "train":
             hold_statistics(self.frozen)
         check_chunks(stage, matcher, self.frozen)
-        self.optimizer = make_optimizer(self.module, stage.optimizer)
-        self.trainable = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
         self.average: AveragedModel | None = None
         if stage.ema is not None:
-            average = get_ema_multi_avg_fn(stage.ema)
+            average = one_by_one(get_ema_multi_avg_fn(stage.ema)) if stage.shard else get_ema_multi_avg_fn(stage.ema)
             self.average = AveragedModel(module_of(matcher), multi_avg_fn=average, use_buffers=True).requires_grad_(
                 False
             )
+        if stage.shard and distributed.world_size() > 1:
+            for part in [module_of(matcher)] if self.average is None else [module_of(matcher), self.average.module]:
+                distributed.shard_layers(part, transformer_layers(part), device)
+        self.optimizer = make_optimizer(self.module, stage.optimizer)
+        self.trainable = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
+        if self.average is not None:
             self.module["average"] = self.average  # so that checkpoints hold it
         self.objective = objective
         self.train_images = data.image_source(matcher, augment)
@@ -383,9 +388,10 @@ class StageTrainer:
         better = at.epoch > self.stage.select_after and is_better(self.stage.select, value, at.best)
         if better:
             at.best, at.best_epoch, at.best_metrics = value, at.epoch, metrics
+            weights = self._weights(kept)
             if distributed.is_main():
                 facts = {"stage": self.stage.name, "epoch": at.epoch, "metrics": metrics}
-                save_tensors(self.folder / "selected.safetensors", self._weights(kept), facts)
+                save_tensors(self.folder / "selected.safetensors", weights, facts)
             save_objective(self.folder, self.objective)
         if log is not None:
             seconds = round(self._seconds, 3)  # of training since the last validation
@@ -397,7 +403,7 @@ class StageTrainer:
         """What is kept of the matcher: its weights, with the adapters of LoRA merged into them."""
         module = module_of(kept)
         if self.stage.lora is None:
-            return module.state_dict()
+            return whole_state(module)
         from quintet.training.adapters import merged_state
 
         return merged_state(module)
@@ -419,6 +425,13 @@ def check_chunks(stage: StageRecipe, matcher: Matcher, frozen: Sequence[nn.Modul
             f"stage {stage.name!r}: batches.chunk encodes a part of the batch at a time, but {names[0]!r} normalises "
             "over all of it; leave chunk out, or freeze that part"
         )
+
+
+def one_by_one(average: Any) -> Any:
+    """An update of averages that FSDP keeps beside ones that it does not: no kernel takes both."""
+    return lambda averages, current, count: [
+        average([old], [new], count) for old, new in zip(averages, current, strict=True)
+    ]
 
 
 def check_metric(name: str) -> None:
@@ -447,8 +460,9 @@ def validate(
     if len(split.images) < distributed.world_size():
         raise CorpusError(f"split {split.name!r} has fewer images than there are processes; use fewer processes")
     images = split.images[distributed.share(len(split.images))]
-    own_texts = text_batches(texts, VALIDATION_BATCH, distributed.share(len(split.texts)))
-    own_codes = encode_batches(matcher, image_batches(source, images, VALIDATION_BATCH), device, keep=device)
+    size, text_size = (distributed.even_batch_size(len(part), VALIDATION_BATCH) for part in (split.images, split.texts))
+    own_texts = text_batches(texts, text_size, distributed.share(len(split.texts)))
+    own_codes = encode_batches(matcher, image_batches(source, images, size), device, keep=device)
     image_codes = _gathered(own_codes, len(split.images))
     text_codes = _gathered(encode_batches(matcher, own_texts, device, keep=device), len(split.texts))
     score_block = member_scores([Member(matcher, image_codes, text_codes)], device)

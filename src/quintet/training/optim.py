@@ -49,18 +49,33 @@ def hold_statistics(modules: Iterable[nn.Module]) -> None:
 def clip_gradients(parameters: Sequence[nn.Parameter], largest: float) -> Tensor:
     """Scale the gradients so that their total norm is at most `largest`. Returns the norm before.
 
-    Rows that are sharded over processes count once, so that all processes scale alike.
+    What is sharded over processes counts once, so that all processes scale alike.
     """
-    shared_out = [parameter for parameter in parameters if distributed.global_rows(parameter) is not None]
+    shared_out = [parameter for parameter in parameters if distributed.is_sharded(parameter)]
     if distributed.world_size() == 1 or not shared_out:
         return nn.utils.clip_grad_norm_(parameters, largest)
-    rest = [parameter for parameter in parameters if distributed.global_rows(parameter) is None]
+    rest = [parameter for parameter in parameters if not distributed.is_sharded(parameter)]
     common, own = (
-        nn.utils.get_total_norm([part.grad for part in parts if part.grad is not None]) for parts in (rest, shared_out)
+        nn.utils.get_total_norm([_here(part.grad) for part in parts if part.grad is not None])
+        for parts in (rest, shared_out)
     )
     norm = (common.square() + distributed.all_reduce_sum(own.square())).sqrt()
-    nn.utils.clip_grads_with_norm_(parameters, largest, norm)
+    for of_fsdp in (False, True):  # no kernel takes both
+        some = [parameter for parameter in parameters if distributed.is_dtensor(parameter) == of_fsdp]
+        nn.utils.clip_grads_with_norm_(some, largest, norm)
     return norm
+
+
+def _here(gradient: Tensor) -> Tensor:
+    """What this process has of it."""
+    return gradient.to_local() if distributed.is_dtensor(gradient) else gradient  # type: ignore[attr-defined]
+
+
+def transformer_layers(module: nn.Module) -> list[nn.Module]:
+    """The layers that layer-wise decay counts and FSDP shards, inner ones first."""
+    found = (_LAYER.match(name) for name, _ in module.named_parameters())
+    names = dict.fromkeys(match[0].rstrip(".") for match in found if match is not None)
+    return [module.get_submodule(name) for name in sorted(names, key=lambda name: -name.count("."))]
 
 
 def make_optimizer(module: nn.Module, recipe: OptimizerRecipe) -> torch.optim.Optimizer:
@@ -72,19 +87,20 @@ def make_optimizer(module: nn.Module, recipe: OptimizerRecipe) -> torch.optim.Op
     if not named:
         raise RecipeError("there is nothing to train: every parameter is frozen")
     depths = layer_depths(module) if recipe.layer_decay < 1 else {}
-    # (number of the group, layers above) -> its parameters
-    members: dict[tuple[int, int], list[nn.Parameter]] = {}
+    # (number of the group, layers above, of FSDP: kernels for many parameters take one sort) -> its parameters
+    members: dict[tuple[int, int, bool], list[nn.Parameter]] = {}
     for name, parameter in named.items():
         matches = (number for number, group in enumerate(recipe.groups) if fnmatchcase(name, group.match))
-        members.setdefault((next(matches, len(recipe.groups)), depths.get(name, 0)), []).append(parameter)
+        group_of = next(matches, len(recipe.groups)), depths.get(name, 0), distributed.is_dtensor(parameter)
+        members.setdefault(group_of, []).append(parameter)
     for number, group in enumerate(recipe.groups):
-        if all(member != number for member, _ in members):
+        if all(member != number for member, *_ in members):
             raise RecipeError(
                 f"optimizer group {group.match!r} matches no trainable parameter; names look like {_some(named)}"
             )
     rest = GroupRecipe(match="*")
     settings = []
-    for (number, depth), parameters in sorted(members.items(), key=lambda member: member[0]):
+    for (number, depth, _), parameters in sorted(members.items(), key=lambda member: member[0]):
         group = (*recipe.groups, rest)[number]
         decay = recipe.weight_decay if group.weight_decay is None else group.weight_decay
         lr = recipe.lr * group.lr_scale * recipe.layer_decay**depth

@@ -247,6 +247,10 @@ class StageRecipe(_Strict):
     )
     compile: bool = Field(False, description="torch.compile the two encoders")
     graphs: bool = Field(False, description="on one GPU, record a step and replay it (CUDA graphs)")
+    shard: bool = Field(
+        False,
+        description="each process keeps a share of the weights, gradients and optimizer state of transformers (FSDP)",
+    )
     select: str = Field("rsum", description="the validation metric whose best epoch is kept")
     validate_every: int = Field(
         1, ge=1, description="epochs between two validations; the last epoch is always validated"
@@ -264,6 +268,9 @@ class StageRecipe(_Strict):
             raise ValueError("a stage needs at least one loss")
         if self.select_after >= self.epochs:
             raise ValueError(f"select_after {self.select_after} leaves none of {self.epochs} epochs to select")
+        other = "lora" if self.lora is not None else "compile" if self.compile else None
+        if self.shard and other is not None:
+            raise ValueError(f"shard and {other} do not go together; leave one of them out")
         return self
 
 

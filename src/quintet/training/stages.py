@@ -55,7 +55,7 @@ from quintet.training.inputs import TrainingData, keep_inputs, open_data, prepar
 from quintet.training.logs import Display, Silent
 from quintet.training.loop import StageTrainer, Summary, check_chunks, check_metric
 from quintet.training.nodes import check_same, copy_from_first, require_one_folder
-from quintet.training.optim import freeze, frozen_modules, make_optimizer
+from quintet.training.optim import freeze, frozen_modules, make_optimizer, transformer_layers
 from quintet.training.recipe import expand_recipe, load_recipe, parse_recipe, recipe_yaml, with_whole_paths
 from quintet.training.recipe_models import NegativesRecipe, Recipe, StageRecipe
 from quintet.training.without_effect import optimizer_steps, settings_without_effect
@@ -152,6 +152,10 @@ def check_stages(recipe: Recipe, model: dict[str, Any], tokenizer: Tokenizer, da
         module = nn.ModuleDict({"matcher": module_of(checked), "objective": objective})
         freeze(module, stage.freeze)
         check_chunks(stage, checked, frozen_modules(module, stage.freeze))
+        if stage.shard and not transformer_layers(module_of(checked)):
+            raise RecipeError(
+                f"stage {stage.name!r}: shard is for transformers, and this matcher has no layers of one; leave it out"
+            )
         make_optimizer(module, stage.optimizer)
         for parameter, wanted in trainable.items():
             parameter.requires_grad_(wanted)

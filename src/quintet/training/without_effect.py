@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from quintet import distributed
 from quintet.data.corpus import Split
 from quintet.data.sampling import epoch_batches
 from quintet.losses import OBJECTIVES
@@ -96,6 +97,8 @@ def _schedule(stage: StageRecipe, steps: int) -> Iterator[str]:
 
 
 def _others(stage: StageRecipe) -> Iterator[str]:
+    if stage.shard and distributed.world_size() == 1:
+        yield f"shard: true has no effect with one process (stage {stage.name!r}); torchrun starts several"
     if stage.optimizer.name != "sgd":
         yield from _unread(stage, stage.optimizer, OptimizerRecipe(), "optimizer", ("momentum", "nesterov"), "name")
     if stage.frozen == "train" and not stage.freeze:
