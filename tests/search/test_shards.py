@@ -50,6 +50,31 @@ def test_images_of_shards_are_found_and_can_be_shown(
         assert hit.item.metadata["width"] == 50
 
 
+def test_a_build_that_was_stopped_does_not_read_a_shard_again(
+    pixel_vse: Path, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stop(Exception):  # noqa: N818
+        pass
+
+    def stop(done: int, total: int) -> None:
+        if done == 2:
+            raise Stop
+
+    with pytest.raises(Stop):
+        build_index(pixel_vse, [shards], tmp_path / "index", device="cpu", batch_size=1, progress=stop)
+    assert (tmp_path / "index" / module.UNPACKED).is_dir()
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "shard_files", None)
+        assert build(pixel_vse, shards, tmp_path / "index").added == 3
+    assert not (tmp_path / "index" / module.UNPACKED).exists()
+    build(pixel_vse, shards, tmp_path / "whole")
+    with Searcher.open(tmp_path / "index", device="cpu") as one, Searcher.open(tmp_path / "whole", device="cpu") as two:
+        wanted, found = (each.search_text(["a red thing"])[0] for each in (two, one))
+        assert [(hit.item.path, hit.item.metadata) for hit in found] == [
+            (hit.item.path, hit.item.metadata) for hit in wanted
+        ]
+
+
 def test_a_shard_that_did_not_change_is_not_read_again(
     pixel_vse: Path, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

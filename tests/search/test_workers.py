@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.search.test_shards import pack
 
 from quintet.data.corpus import Corpus, Image, Text
 from quintet.errors import QuintetError
 from quintet.features.extract import extract_features
-from quintet.search import SearchError, index_batches, indexing
+from quintet.search import SearchError, index_batches, indexing, shard_sources
 from quintet.search.index_folder import Manifest
 from quintet.search.indexing import build_index
 from quintet.search.searcher import Searcher
@@ -51,6 +53,44 @@ def test_workers_make_the_very_files_of_one_process(vse: Path, many: Path, tmp_p
     assert all(getattr(shared, name) == getattr(alone, name) for name in names)
     again = build_index(vse, many, tmp_path / "shared", ray="local", **options)
     assert (again.added, again.encoded) == (0, 0)
+
+
+@pytest.mark.parametrize("deaths", [(), (1, 3, 8)])
+def test_shards_are_unpacked_by_workers(
+    vse: Path, many: Path, tmp_path: Path, flaky_workers: Any, deaths: tuple[int, ...]
+) -> None:
+    shards = tmp_path / "shards"
+    for number, path in enumerate(sorted(many.rglob("*.png"))):
+        pack(shards / f"{number}.tar", {path.name: path.read_bytes(), "note.txt": b"", f"{path.stem}.json": b"{}"})
+    whole = (shards / "3.tar").read_bytes()
+    (shards / "4.tar").write_bytes(whole[:600])
+    alone = build_index(vse, [many, shards], tmp_path / "alone", device="cpu", batch_size=3)
+    flaky_workers(indexing, deaths=deaths, poison=lambda item: getattr(item, "name", "") == "7.tar")
+    shared = build_index(vse, [many, shards], tmp_path / "shared", ray="local", batch_size=3)
+    damaged = [str(shards / "4.tar")]
+    assert [path for path, _ in alone.unreadable if path.endswith(".tar")] == damaged
+    assert [path for path, _ in shared.unreadable if path.endswith(".tar")] == [*damaged, str(shards / "7.tar")]
+    assert files(tmp_path / "shared") == files(tmp_path / "alone")  # the same images are in a folder
+    assert found(tmp_path / "shared").keys() < found(tmp_path / "alone").keys()
+    flaky_workers(indexing)
+    assert build_index(vse, [many, shards], tmp_path / "shared", ray="local", batch_size=3).added == 1
+    assert found(tmp_path / "shared") == found(tmp_path / "alone")
+
+
+def test_a_node_that_does_not_see_a_shard_or_the_index_is_named(
+    vse: Path, many: Path, tmp_path: Path, flaky_workers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pack(tmp_path / "shards/a.tar", {"0.png": (many / "0.png").read_bytes()})
+    flaky_workers(indexing)
+    read = shard_sources._unpack
+    with monkeypatch.context() as other:
+        other.setattr(shard_sources, "_unpack", lambda packed, path, index: read(packed, Path("/absent.tar"), index))
+        with pytest.raises(SearchError, match="same path on every"):
+            build_index(vse, tmp_path / "shards", tmp_path / "index", ray="local")
+    monkeypatch.setattr(shard_sources, "atomic_write", lambda path: nullcontext(tmp_path / "elsewhere"))
+    with pytest.raises(SearchError, match="all nodes see"):
+        build_index(vse, tmp_path / "shards", tmp_path / "index", ray="local")
+    assert not (tmp_path / "index" / "index.json").exists()
 
 
 def test_a_build_that_stopped_goes_on_with_the_same_files(

@@ -8,10 +8,21 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from quintet.data.corpus import Corpus, Image
+from quintet.data.remote import RemoteFile
 from quintet.search.index_folder import Root, RootKind, path_text, text_path
 from quintet.search.items import Entry
 from quintet.search.kept import Earlier, Unlisted, key
 from quintet.search.stores import Scalar
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A shard, or an image behind a URL, whose images are still to be unpacked into the index."""
+
+    root: int
+    name: str  # below the root
+    stamp: str
+    file: Path | RemoteFile
 
 
 @dataclass(frozen=True)
@@ -26,6 +37,7 @@ class Found:
     metadata: dict[str, Scalar] = field(default_factory=dict)
     image: Image | None = None  # the row of a corpus
     kept: Unlisted | None = None  # it was not seen now, but is in the index
+    packed: Packed | None = None  # it stands for what is still to be unpacked
 
 
 @dataclass

@@ -26,6 +26,7 @@ from quintet.search.encoder import Encoder, Prepared
 from quintet.search.fields import image_facts
 from quintet.search.found import Found
 from quintet.search.items import content_of
+from quintet.search.shard_sources import UnpackTask, work_on
 from quintet.search.stores import Scalar, Store, open_store
 
 MAX_BYTES = 512 * 2**20  # of one image file
@@ -202,9 +203,11 @@ class IndexWorker:
         self._stores: dict[Path | None, list[FeatureStore] | None] = {None: None}
         self._open: tuple[str, Store] | None = None
 
-    def work(self, task: ImageTask | TextTask | StoreTask) -> Any:
+    def work(self, task: ImageTask | TextTask | StoreTask | UnpackTask) -> Any:
         if isinstance(task, ImageTask):
             return self._images(task)
+        if isinstance(task, UnpackTask):
+            return work_on(task)
         if isinstance(task, TextTask):
             return self.encoder.encode_texts(task.texts)
         return self._store(task)

@@ -30,6 +30,7 @@ from quintet.search import SearchError, StaleIndex
 from quintet.search.items import KINDS, ItemDatabase
 
 FORMAT, VERSION = "quintet-index", 4
+UNPACKED = ".quintet-unpacked"  # until a build is finished: what is in the shards that it has unpacked
 CHECKSUM = re.compile(r"[0-9a-f]{64}")
 RUN_FILES = ("model.json", "tokenizer.json", "run.json", "images.json", "weights.safetensors")
 TOWER_FILES = ("tower.safetensors", "config.json", "preprocessor_config.json")

@@ -134,7 +134,14 @@ def build_index(
             remove_unused_files(database, index / "vectors")
             old = _entries_of(database, before)
             earlier = Earlier(() if before is None else before.roots, old.values())
-            found = find_images(paths, index, split=split, earlier=earlier, prune=prune)
+            encoded = {
+                kind: EncodedItems(database, index / "vectors", kind, team.fingerprint, precision) for kind in KINDS
+            }
+            pool = None
+            if cluster is not None:
+                made_by = IndexWorker, team.encoder.travelling(), cluster.device, workers, encoded["image"].contents()
+                pool = stack.enter_context(worker_pool(cluster, *made_by))
+            found = find_images(paths, index, split=split, earlier=earlier, prune=prune, pool=pool)
             found_texts = find_texts(texts, split=split) if texts is not None else []
             _check_listed(found, old, len(found_texts), overwrite and database.head("manifest") is not None)
             most = max(len(found.images), len(found_texts))
@@ -153,15 +160,8 @@ def build_index(
             for each in team.encoder.runs:
                 now_kept |= keep_run(index, each, kept) | keep_tower(index, each.image_input.get("tower"), kept)
 
-            encoded = {
-                kind: EncodedItems(database, index / "vectors", kind, team.fingerprint, precision) for kind in KINDS
-            }
             repaired += [f"vectors/{each}" for kind in KINDS for each in encoded[kind].damaged]
             count = _Count(len(found.images) + len(found_texts), report)
-            pool = None
-            if cluster is not None:
-                made_by = IndexWorker, team.encoder.travelling(), cluster.device, workers, encoded["image"].contents()
-                pool = stack.enter_context(worker_pool(cluster, *made_by))
             images = ImageEncoder(encoded["image"], team.encoder, batch_size=batch_size, workers=workers, pool=pool)
             contents = found.without_moved(images.encode(found, _known_contents(found), count))
             made = images.encoded

@@ -17,7 +17,7 @@ from quintet.data.images import IMAGE_SUFFIXES
 from quintet.files import UNFINISHED, header_format, remove_partials
 from quintet.locks import LockedError, folder_lock
 from quintet.search import SearchError
-from quintet.search.index_folder import FORMAT, write_marker
+from quintet.search.index_folder import FORMAT, UNPACKED, write_marker
 from quintet.search.items import APPLICATION, ItemDatabase, content_of
 from quintet.search.vectors import read_file_sets, remove_unused_files, retire
 
@@ -124,7 +124,12 @@ def check_kept(index: Path, names: Iterable[str], known: Collection[str]) -> Non
 
 
 def remove_unused_images(index: Path, contents: Collection[str] = ()) -> None:
-    """Remove unpacked images of other contents."""
+    """Remove unpacked images of other contents, and the notes of what was unpacked."""
+    if not (index / UNPACKED).is_symlink():
+        for note in (index / UNPACKED).glob("*.json"):
+            if re.fullmatch(r"[0-9a-f]{32}", note.stem) and _is_file(note):
+                note.unlink()
+        _remove_if_empty(index / UNPACKED)
     for folder in _folders(index / "images", re.compile(r"[0-9a-f]{2}")):
         partial = [path.name[1 : -len(".12345678.partial")] for path in folder.glob(".*.partial")]
         remove_partials(folder, {name for name in partial if _IMAGE.fullmatch(name) and name[:2] == folder.name})

@@ -7,10 +7,13 @@ import hashlib
 import os
 import stat
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import chain
 from pathlib import Path, PurePosixPath
 
+from quintet.cluster import Pool
 from quintet.data.corpus import Corpus, Image
 from quintet.data.formats.assembly import read_lines
 from quintet.data.images import IMAGE_SUFFIXES
@@ -21,7 +24,7 @@ from quintet.search.fields import file_date, file_facts, plain_fields, sidecar
 from quintet.search.found import Found, Sources, file_stamp, why_not
 from quintet.search.index_folder import Root, RootKind, path_text, text_path
 from quintet.search.kept import Earlier
-from quintet.search.shard_sources import find_in_shard, find_remote, is_shard
+from quintet.search.shard_sources import find_in_shard, find_remote, is_shard, unpack
 from quintet.search.stores import Scalar
 from quintet.search.stores.store import is_text
 
@@ -52,20 +55,27 @@ def find_images(
     split: str | None,
     earlier: Earlier | None = None,
     prune: bool = False,
+    pool: Pool | None = None,
 ) -> Sources:
     """Everything in the sources that looks like an image. A string is a URL. `split`: of corpora, only this split.
 
-    A source without images is refused, unless the index has some of it.
+    A source without images is refused, unless the index has some of it. `pool`: workers that unpack shards.
     """
     found = Sources(earlier or Earlier(), prune)
+    of_sources: dict[Path | str, list[Found]] = {}
+    known: dict[Path | str, bool] = {}  # whether the index has images of it
     for source in dict.fromkeys(sources):
-        count = len(found.images)
+        found.images = of_sources[source] = []
         if isinstance(source, str):
             find_remote(found, source, index)
-            known = False
         else:
-            known = _find(found, source, index, split)
-        if len(found.images) == count and not known:
+            known[source] = _find(found, source, index, split)
+    packed = [each.packed for images in of_sources.values() for each in images if each.packed is not None]
+    with closing(unpack(found, packed, index, pool)) as unpacked:
+        for source, images in of_sources.items():
+            of_sources[source] = [each for one in images for each in ([one] if one.packed is None else next(unpacked))]
+    for source, images in of_sources.items():
+        if not images and not known.get(source):
             unlisted = [*found.unlisted.values()]
             refused = f", the first because: {found.unreadable[0][1]}" if found.unreadable else ""
             refused = f"; {unlisted[0].path}: {unlisted[0].why}" if unlisted else refused
@@ -73,6 +83,7 @@ def find_images(
                 f"{source} holds no images ({', '.join(IMAGE_SUFFIXES)}) and no tar shards{refused}; "
                 "the index is as it was"
             )
+    found.images = list(chain.from_iterable(of_sources.values()))
     found.images = list(_once(found))
     return found
 
