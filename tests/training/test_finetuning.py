@@ -13,6 +13,7 @@ import quintet
 from quintet.data.corpus import Corpus
 from quintet.errors import RecipeError
 from quintet.files import read_json
+from quintet.runs.run_folder import read_head
 from quintet.training.inputs import open_data
 from quintet.training.recipe import load_recipe
 
@@ -53,6 +54,7 @@ def test_one_command_makes_features_and_trains_on(corpus: Corpus, tmp_path: Path
         return float(scores.diagonal().mean() - scores.mean())
 
     assert margin(run) > 1.5 * margin(small)
+    assert read_head(run.folder)["stages"]["finetune"]["epoch"] == 60, "one dev image finds its caption from the start"
     quintet.build_index(run, tmp_path / "holiday", tmp_path / "photos.index", device="cpu")
     with quintet.open_index(tmp_path / "photos.index", device="cpu") as index:
         assert index.search(texts[2], k=1)[0].path is not None

@@ -442,14 +442,18 @@ def check_metric(name: str) -> None:
 
 
 def is_better(name: str, value: float, best: float | None) -> bool:
-    """Recalls and precisions are better when larger, ranks when smaller; a tie goes to the earlier epoch.
+    """Recalls and precisions are better when larger, ranks when smaller.
+
+    A tie goes to the later epoch: on a small validation split many epochs are equal, and the later ones learned more.
 
     >>> is_better("rsum", 2.0, 1.0), is_better("i2t_medr", 2.0, 1.0)
     (True, False)
+    >>> is_better("rsum", 600.0, 600.0), is_better("i2t_medr", 1.0, 1.0)
+    (True, True)
     """
     if best is None:
         return True
-    return value < best if name.endswith(("medr", "meanr")) else value > best
+    return value <= best if name.endswith(("medr", "meanr")) else value >= best
 
 
 def validate(
