@@ -122,9 +122,11 @@ def serving(index: Path) -> Iterator[str]:
             thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
             thread.start()
             ready.wait()
-            yield address(listener, settings)
-            server.should_exit = True
-            thread.join()
+            try:
+                yield address(listener, settings)
+            finally:
+                server.should_exit = True
+                thread.join()
 
 
 def capture(page: Any, name: str) -> None:

@@ -285,7 +285,7 @@ def test_troubles_are_told_and_can_be_mended(open_page: Callable[..., Opened], s
     searcher.error = StoreUnavailable("the store does not answer")
     it.search("blue")
     expect(it.page.get_by_role("status").first).to_contain_text("asking again")
-    expect(trouble).to_contain_text("the store does not answer")
+    expect(trouble).to_contain_text("The store does not answer")
     searcher.error = None
     it.page.get_by_role("button", name="Try again").click()
     expect(it.cards()).to_have_count(30)
@@ -332,6 +332,9 @@ def test_a_phone_shows_rows_and_nothing_sticks_out(open_page: Callable[..., Open
     it.cards().first.tap()
     dialog = it.page.get_by_role("dialog")
     expect(dialog.get_by_text("Why this one")).to_be_visible()
+    expect(dialog.locator("#detail-photo")).to_have_js_property("complete", True)
+    stage, photo = (dialog.locator(name).bounding_box() for name in (".stage", "#detail-photo"))
+    assert stage["height"] == pytest.approx(photo["height"], abs=1), "no bars above and below the photo"
     box = dialog.bounding_box()
     assert (box["x"], box["width"]) == (0, 390)
     assert it.page.get_by_role("button", name="Close").bounding_box()["y"] < 60
@@ -480,6 +483,7 @@ def test_a_result_that_is_gone_is_told_and_the_page_works(open_page: Callable[..
     expect(it.page.get_by_role("alert").first).to_be_empty()
     it.page.goto(f"{it.address}/?like=gone")
     expect(it.page.get_by_role("alert").first).to_contain_text("not in the index any more")
+    assert it.page.locator("#over").evaluate("over => getComputedStyle(over).clipPath") != "none", "an empty heading"
 
 
 def test_filters_are_chosen_from_menus_with_counts(open_page: Callable[..., Opened]) -> None:
@@ -524,7 +528,9 @@ def test_weak_results_are_below_a_line_and_duplicates_behind_one(
     open_page: Callable[..., Opened], searcher: Any
 ) -> None:
     searcher.judges = searcher.collapses = True
-    it = open_page("/?q=red+circle")
+    it = open_page("/?like=p3&q=red")
+    expect(it.page.get_by_role("button", name="+3 alike").first).to_be_visible()
+    it.page.goto(f"{it.address}/?q=red+circle")
     expect(it.page.get_by_role("heading", name="Weaker matches")).to_be_visible()
     line = it.page.locator("#weak").bounding_box()["y"]
     weak = it.page.get_by_role("list", name="Weaker matches").locator(".open")
@@ -611,6 +617,16 @@ def test_results_are_links(open_page: Callable[..., Opened]) -> None:
 
 
 # ---- sizes, people, browsers
+
+
+@pytest.mark.parametrize("width", [320, 390, 640, 1280])
+def test_what_the_boxes_say_is_not_cut(open_page: Callable[..., Opened], width: int) -> None:
+    it = open_page(viewport={"width": width, "height": 700})
+    for name in ("query", "without"):
+        it.page.evaluate("id => { const box = document.getElementById(id); box.value = box.placeholder; }", name)
+        box = it.page.locator(f"#{name}")
+        assert box.evaluate("box => box.scrollWidth <= box.clientWidth"), name
+    expect(it.page.get_by_role("button", name="Search", exact=True)).to_be_visible()
 
 
 @pytest.mark.parametrize("width", [320, 390, 640, 1280])
@@ -733,5 +749,6 @@ def test_axe_finds_nothing(open_page: Callable[..., Opened], searcher: Any, widt
     it.page.goto(f"{it.address}/?like=p3&q=red")
     expect(it.page.locator("#chip")).to_be_visible()
     check("like")
-    it.page.goto(f"{it.address}/?q={'a' * 20_000}")
+    it.page.goto(f"{it.address}/?q={'a' * 100_000}")
+    expect(it.page.get_by_text("search for a shorter text")).to_be_visible()
     check("a long address")

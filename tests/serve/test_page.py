@@ -9,6 +9,7 @@ import re
 import socket
 import zipfile
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -135,9 +136,10 @@ def test_paths_are_told_to_the_full_token_only(make_app: Callable[..., FastAPI],
 
 
 def test_the_page_has_the_results_as_plain_html_and_as_data(client: TestClient, searcher: Any) -> None:
-    searcher.judges = True
+    searcher.judges, searcher.strange = True, "said of every <query>"
     answer = client.get("/", params={"q": "red circle", "where": 'path~"shapes/scene-1*"'})
     assert answer.status_code == 200
+    assert "<p>Note: said of every &lt;query&gt;</p>" in answer.text
     body = {"query": "red circle", "where": 'path~"shapes/scene-1*"', "duplicates": False}
     hits = client.post("/api/search", json=body).json()["hits"]
     order = [hit["item"]["path"].rpartition("/")[2] for hit in sorted(hits, key=lambda hit: hit["weak"])]
@@ -190,7 +192,7 @@ def test_a_bad_address_is_a_page_that_says_so(
     answer = client.get("/", params=parameters)
     assert answer.status_code == status, answer.text
     assert answer.headers["Content-Type"].startswith("text/html")
-    assert re.search(said, answer.text)
+    assert re.search(said, answer.text, re.IGNORECASE)
     assert 'href="/"' in answer.text
 
 
@@ -254,8 +256,12 @@ def test_a_long_address_gets_its_page_however_it_arrives(
     """Over a socket: whole, or in pieces of which none completes the header."""
     address = live(make_app(), header_s=5.0)
     head = b"GET /?q=" + b"a" * size + b" HTTP/1.1\r\nHost: localhost\r\n\r\n"
-    for piece in (len(head), 7000):
+    for piece, before in product((len(head), 7000), (False, True)):
         with socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])), timeout=10) as connection:
+            if before:  # a browser asks again on a connection that has had an answer
+                connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                while not connection.recv(2**16).endswith(b"}"):
+                    pass
             for start in range(0, len(head), piece):
                 connection.sendall(head[start : start + piece])
             connection.shutdown(socket.SHUT_WR)

@@ -70,11 +70,12 @@ class Connection(H11Protocol):
         super().resume_writing()
 
     def send_400_response(self, msg: str) -> None:
-        if self.cycle is not None:  # damage in a body: the application must not answer as well
+        if self.conn.our_state is h11.IDLE:  # in a header, of the first or of a later request
+            if len(self.conn.trailing_data[0]) > DEFAULT_MAX_INCOMPLETE_EVENT_SIZE:
+                return self._refuse_header()
+        elif self.cycle is not None:  # damage in a body: the application must not answer as well
             self.cycle.disconnected = True
             self.cycle.message_event.set()
-        elif len(self.conn.trailing_data[0]) > DEFAULT_MAX_INCOMPLETE_EVENT_SIZE:
-            return self._refuse_header()
         try:
             super().send_400_response(msg)
         except h11.LocalProtocolError:  # an answer is on its way already

@@ -87,6 +87,7 @@ def problem_page(status: int, message: str) -> Response:
 
 
 def trouble(message: str) -> str:
+    message = re.sub(r"^[a-z]+(?= )", lambda word: word[0].capitalize(), message)  # a name that it begins with stays
     return f'<p class="trouble" role="alert">{escape(message)}</p><p><a href="/">To the start page</a></p>'
 
 

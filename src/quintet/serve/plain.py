@@ -95,7 +95,9 @@ class Page:
         try:
             if asked.like:
                 data["like"] = ItemAnswer.of(await service.item(asked.like))
-                similar = SimilarQuery(id=asked.like, query=asked.q or None, exclude=exclude, **window)
+                similar = SimilarQuery(
+                    id=asked.like, query=asked.q or None, exclude=exclude, duplicates=False, **window
+                )
                 results = await service.similar(similar)
             elif asked.q:
                 text = TextQuery(query=asked.q, exclude=exclude, duplicates=False, **window)
@@ -113,7 +115,7 @@ class Page:
         parts = [_facets(facets, asked)]
         if asked == Address():
             links = "".join(f"<li>{_link(Address(q=query).to(), query)}</li>" for query, _ in service.known_examples())
-            parts += [f"<h2>Try a search</h2><ul>{links}</ul>"] if links else []
+            parts += [f'<section class="plain"><h2>Try a search</h2><ul>{links}</ul></section>'] if links else []
         return "".join([*parts, _results(results, asked)])
 
     def _response(self, status: int, title: str, asked: Address, plain: str, data: dict[str, Any]) -> Response:
@@ -171,11 +173,12 @@ def _facets(facets: Facets, asked: Address) -> str:
 
 def _results(results: Results, asked: Address) -> str:
     if not results.hits:
-        return f"<p>{'Nothing passes the filter.' if asked.where else 'There is nothing to show.'}</p>"
+        return f'<p class="plain">{"Nothing passes the filter." if asked.where else "There is nothing to show."}</p>'
     strong, weak = ([hit for hit in results.hits if hit.weak is is_weak] for is_weak in (False, True))
     start = PAGE * (asked.page - 1)
     head = "Results" if asked.q or asked.like else "Recent photos" if not asked.where else "Photos"
-    parts = [f"<h2>{head}</h2>{_list(strong, asked, start)}" if strong else ""]
+    parts = [f"<p>Note: {_e(results.note)}</p>" if results.note else ""]
+    parts.append(f"<h2>{head}</h2>{_list(strong, asked, start)}" if strong else "")
     if weak:
         parts.append("<h2>Weaker matches</h2><p>Random words fit these as well.</p>")
         parts.append(_list(weak, asked, start + len(strong)))

@@ -121,6 +121,8 @@ function showPhoto(item) {
   const image = get("detail-photo");
   image.alt = fileName(item);
   image.classList.toggle("small", Math.max(item.metadata.width ?? 999, item.metadata.height ?? 999) < 400);
+  const { width, height } = item.metadata;
+  image.style.setProperty("--ratio", width > 0 && height > 0 ? width / height : 1); // its place, before it has come
   image.src = thumbnail(item.id, 1600);
 }
 

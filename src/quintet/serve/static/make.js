@@ -20,3 +20,6 @@ export function counted(number, thing) {
 }
 
 export const quoted = (words) => `“${words.length > 80 ? `${words.slice(0, 80)}…` : words}”`;
+
+/** With a capital letter, unless it begins with a name. */
+export const sentence = (words) => words.replace(/^[a-z]+(?= )/, (first) => first[0].toUpperCase() + first.slice(1));

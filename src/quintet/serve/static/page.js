@@ -5,7 +5,7 @@ import { follow, read, sameSearch, write } from "./address.js";
 import * as detail from "./detail.js";
 import { closeMenus, showExamples, showFacets } from "./facets.js";
 import * as grid from "./grid.js";
-import { counted, fileName, make, quoted } from "./make.js";
+import { counted, fileName, make, quoted, sentence } from "./make.js";
 import * as selection from "./selection.js";
 import { askToken, offerLogOut } from "./token.js";
 import * as upload from "./upload.js";
@@ -141,7 +141,7 @@ async function send(signal) {
     const sent = { method: "POST", headers: { "Content-Type": file.type || "application/octet-stream" }, body: file };
     return ask(`/api/search/image?${new URLSearchParams({ ...window, ...parts, duplicates: false })}`, { ...sent, ...options }, waiting);
   }
-  if (like) return ask(`/api/similar?${new URLSearchParams({ id: like, ...window, ...parts })}`, options, waiting);
+  if (like) return ask(`/api/similar?${new URLSearchParams({ id: like, ...window, ...parts, duplicates: false })}`, options, waiting);
   if (!query) return ask(`/api/newest?${new URLSearchParams(window)}`, options, waiting);
   const exclude = without ? [without] : [];
   return post("/api/search", { query, ...window, exclude, duplicates: false }, options, waiting);
@@ -191,7 +191,7 @@ async function fail(error) {
     arrive();
   });
   const mends = ["unreachable", "busy", "too_many_requests", "too_slow", "store_unavailable", "unavailable", "stale_index", "internal"];
-  const parts = [make("strong", {}, titles[error.code] ?? "That did not work"), make("p", {}, error.message)];
+  const parts = [make("strong", {}, titles[error.code] ?? "That did not work"), make("p", {}, sentence(error.message))];
   get("trouble").replaceChildren(...parts, ...(mends.includes(error.code) ? [again] : []));
 }
 
