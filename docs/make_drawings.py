@@ -51,7 +51,7 @@ PANEL = ("#ffffff", "#171c22")
 
 
 def style() -> str:
-    light, dark = [f".panel{{fill:{PANEL[0]}}}"], [f".panel{{fill:{PANEL[1]}}}"]
+    light, dark = ([f".panel{{fill:{fill}}}.label{{stroke:{fill}}}"] for fill in PANEL)
     for name, (fill, stroke, dark_fill, dark_stroke) in FILLS.items():
         light.append(f".{name}{{fill:{fill};stroke:{stroke}}}")
         dark.append(f".{name}{{fill:{dark_fill};stroke:{dark_stroke}}}")
@@ -62,7 +62,7 @@ def style() -> str:
         light.append(f".line{number}{{stroke:{by_day};fill:none}}.dot{number}{{fill:{by_day}}}")
         dark.append(f".line{number}{{stroke:{by_night}}}.dot{number}{{fill:{by_night}}}")
     always = f"text{{font:{SMALL}px system-ui,sans-serif}}.title{{font-weight:600;font-size:{FONT}px}}"
-    always += ".dashed{stroke-dasharray:5 3}"
+    always += ".dashed{stroke-dasharray:5 3}.label{stroke-width:4px;paint-order:stroke}"  # no line runs through a label
     return f"<style>{always}{''.join(light)}@media(prefers-color-scheme:dark){{{''.join(dark)}}}</style>"
 
 
@@ -238,7 +238,7 @@ def accuracy_speed(name: str, machine: str) -> str:
         x, y = axes.x(speed), axes.y(rsum)
         axes.parts.append(f'<circle class="dot0" cx="{_n(x)}" cy="{_n(y)}" r="4.5"/>')
         right, down, anchor = SIDES[side]
-        axes.parts.append(words(x + right, y + down, label, "ink", anchor))
+        axes.parts.append(words(x + right, y + down, label, "ink label", anchor))
     return axes.finish(f"Accuracy against speed, {machine}", "rsum on Flickr8k, mean of the seeds", "pairs per second")
 
 
