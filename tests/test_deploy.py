@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +56,21 @@ def test_servers_run_without_root_and_write_nowhere_else() -> None:
     assert CONTAINER["securityContext"]["readOnlyRootFilesystem"]
     assert all(mount.get("readOnly") for mount in CONTAINER["volumeMounts"] if mount["mountPath"] != "/tmp")
     assert COMPOSE["services"]["quintet"]["read_only"]
+    (volume,) = (each for each in COMPOSE["services"]["index"]["volumes"] if each.startswith("index:"))
+    mounted = volume.partition(":")[2]
+    assert f"install -d -o quintet -g quintet {mounted}\n" in DOCKERFILE  # so that the user may write there
+
+
+@pytest.mark.skipif(shutil.which("nginx") is None, reason="no nginx: apt-get install nginx-light")
+def test_nginx_reads_its_configuration(tmp_path: Path) -> None:
+    """As Compose hands it over, with an address for the name that only Compose knows."""
+    content = COMPOSE["configs"]["nginx"]["content"].replace("$$", "$").replace("quintet:8000", "127.0.0.1:8000")
+    (tmp_path / "default.conf").write_text(content)
+    (tmp_path / "nginx.conf").write_text(
+        f"pid {tmp_path}/pid; error_log stderr; events {{}} http {{ include default.conf; access_log off; }}"
+    )
+    told = subprocess.run(["nginx", "-t", "-c", tmp_path / "nginx.conf"], capture_output=True, text=True, check=False)
+    assert told.returncode == 0, told.stderr
 
 
 def test_probes_ask_routes_that_need_no_token() -> None:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -58,11 +59,44 @@ def test_a_server_that_drains_says_so_and_goes_on_answering(
             while (answer := client.get("/ready")).status_code == 200:
                 time.sleep(0.02)
             assert (answer.status_code, answer.json()["code"]) == (503, "draining")
+            assert answer.headers["connection"] == "close"
             assert client.post("/api/search", json={"query": "red"}).status_code == 200
             with httpx2.Client(base_url=client.base_url) as newcomer:
                 assert newcomer.post("/api/search", json={"query": "red"}).status_code == 200
         running.join(10)
         assert not running.is_alive()
+
+
+def test_no_connection_that_was_opened_before_the_end_of_a_drain_is_reset(
+    make_app: Callable[..., FastAPI], settings: Callable[..., Settings]
+) -> None:
+    listening, seen = threading.Event(), []
+
+    def ask(port: int) -> None:
+        """A new connection for each request, as proxies do, until none is accepted."""
+        while True:
+            connection = HTTPConnection("127.0.0.1", port, timeout=30)
+            try:
+                connection.connect()
+            except ConnectionRefusedError:
+                return
+            connection.request("GET", "/health")
+            seen.append(connection.getresponse().status)
+            connection.close()
+
+    with listen(settings()) as listener, ThreadPoolExecutor(8) as threads:
+        port = listener.getsockname()[1]
+        server = make_server(make_app(), settings(drain_s=0.3), listening.set)
+        running = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        running.start()
+        assert listening.wait(10)
+        asking = [threads.submit(ask, port) for _ in range(8)]
+        time.sleep(0.2)
+        server.should_exit = True
+        for future in asking:
+            future.result()  # raises where a connection was reset
+        running.join(10)
+    assert set(seen) == {200}
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from enum import IntEnum
 from typing import Any
 
@@ -30,6 +31,7 @@ LOG = logging.getLogger("quintet.serve")
 RESERVED = 128  # descriptors for the index, thumbnails, decoders and libraries
 CLOSE_S = 5.0  # from the end of a connection until it is cut
 SWEEP_S = 0.5
+LAST_S = 0.5  # after a drain, for the requests of the last connections
 UNREAD_S = 5.0  # an answer that is not read for so long makes its connection the last resort for room
 
 
@@ -172,15 +174,25 @@ class Server(uvicorn.Server):
         """Until a signal; after SIGTERM a while longer, in which a proxy learns that it should ask another server."""
         await super().main_loop()
         self._drain()
+        self.server_state.default_headers.append((b"connection", b"close"))  # who keeps a connection opens another
         end = time.monotonic() + self._settings.drain_s
         while time.monotonic() < end and signal.SIGINT not in self._captured_signals:
             await asyncio.sleep(0.1)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         *accepting, sweeping = self._tasks
-        for task in (*accepting, *self._beginning):
+        for task in accepting:
             task.cancel()
-        await asyncio.wait([*accepting, *self._beginning])
+        await asyncio.wait(accepting)
+        for listener in sockets or []:
+            self._accept_last(listener)
+            listener.close()  # from here on a proxy is refused, and asks another server
+        if self._settings.drain_s:
+            await asyncio.sleep(LAST_S)
+        for task in self._beginning:
+            task.cancel()
+        if self._beginning:
+            await asyncio.wait(self._beginning)
         await super().shutdown(sockets)
         sweeping.cancel()
 
@@ -195,13 +207,23 @@ class Server(uvicorn.Server):
                 await asyncio.sleep(0.1)
                 continue
             if await self._make_room():
-                task = loop.create_task(self._begin(accepted))
-                self._beginning[task] = time.monotonic()
-                task.add_done_callback(self._beginning.pop)
+                self._start(accepted)
             else:
                 LOG.warning("a connection was refused: all %d are being answered", self.limit)
                 accepted.close()
             await asyncio.sleep(0)  # requests have their turn between connections
+
+    def _accept_last(self, listener: socket.socket) -> None:
+        """The connections that the system has accepted already: closing the listener would reset them."""
+        with suppress(OSError):
+            while len(self.server_state.connections) + len(self._beginning) < self.limit:
+                self._start(listener.accept()[0])
+
+    def _start(self, accepted: socket.socket) -> None:
+        accepted.setblocking(False)
+        task = asyncio.get_running_loop().create_task(self._begin(accepted))
+        self._beginning[task] = time.monotonic()
+        task.add_done_callback(self._beginning.pop)
 
     async def _begin(self, accepted: socket.socket) -> None:
         secure = self._settings.tls
