@@ -159,8 +159,8 @@ def importing(name: str, found: dict[str, Any]) -> str:
             row["source"],
             f"{row['megabytes']:,.0f}",
             f"{row['import_seconds']:.1f}",
-            f"{row['copy_as_files_seconds']:.1f} ({100 * row['share_of_copy_as_files']:.0f} %)",
             f"{row['copy_seconds']:.1f} ({100 * row['share_of_copy']:.0f} %)",
+            f"{row['copy_of_shards_seconds']:.1f} ({100 * row['share_of_copy_of_shards']:.0f} %)",
         )
         for row in found["speed"]
     ]
@@ -169,7 +169,8 @@ def importing(name: str, found: dict[str, Any]) -> str:
         f"{row['rows']:,} rows of {row['source']}: {row['mebibytes']:,.0f} MiB" for row in found["memory"]
     )
     text = f"{found['images']:,} images; all end with a sync of the disk; medians. In brackets the speed of the import "
-    text += f"as a share of the copy's; {100 * found['wanted_share']:.0f} % is wanted (`{name}`)\n\n"
+    text += f"as a share of the copy's; {100 * found['wanted_share']:.0f} % of the copy as files, which writes what an "
+    text += f"import writes, is wanted (`{name}`)\n\n"
     wanted = f"Peak memory of an import, of which {found['wanted_mebibytes']:,} MiB are allowed. {memory}."
     return text + table(heads, rows) + f"\n\n{wanted}"
 

@@ -299,9 +299,10 @@ def verify_checksums(folder: Path, expected: Mapping[str, str], remedy: str) -> 
 
 
 def write_jsonl(path: Path | str, rows: Iterable[dict[str, Any]]) -> None:
+    encode = json.JSONEncoder(ensure_ascii=False).encode  # `dumps` would make an encoder for every row
     with atomic_write(path) as temporary, temporary.open("w", encoding="utf-8") as file:
         for row in rows:
-            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+            file.write(encode(row) + "\n")
 
 
 def read_jsonl(path: Path | str) -> Iterator[dict[str, Any]]:

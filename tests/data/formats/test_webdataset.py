@@ -3,12 +3,14 @@ from __future__ import annotations
 import io
 import json
 import tarfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
 from quintet.data.formats import import_corpus, webdataset
+from quintet.data.formats.shards import read_ahead
 from quintet.errors import CorpusError
 
 
@@ -149,6 +151,24 @@ def test_a_bad_json(tmp_path: Path, data: bytes, message: str) -> None:
     shard = write_shard(tmp_path / "x.tar", {"1.png": png(), "1.json": data})
     with pytest.raises(CorpusError, match=rf"x\.tar:1\.json.*{message}"):
         import_corpus("webdataset", shard, tmp_path / "out")
+
+
+def test_what_comes_before_damage_is_read_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def damaged(*_: object) -> Iterator[tuple[str, bytes]]:
+        yield "1.png", png()
+        yield "1.png", png()
+        raise CorpusError("cut")
+
+    monkeypatch.setattr(webdataset, "shard_files", damaged)
+    with pytest.raises(CorpusError, match="unique"):
+        import_corpus("webdataset", write_shard(tmp_path / "a.tar", {}), tmp_path / "out")
+
+
+@pytest.mark.parametrize("part", [1, 2, 1000])
+def test_parts_of_any_size_hold_every_file(monkeypatch: pytest.MonkeyPatch, part: int) -> None:
+    monkeypatch.setattr(webdataset, "PART", part)
+    files = [(str(number), b"x" * number) for number in range(5)]
+    assert [file for files in read_ahead(webdataset._parts(iter(files))) for file in files] == files
 
 
 @pytest.mark.parametrize("kept", [1, 3, 3.5, 4, 4.7, 6])

@@ -121,7 +121,9 @@ def _import(
             corpus = format.read(sources if format.many else source, **options)
             point = _copier(folder) if copy else _pointer(out)
             for row, image in enumerate(corpus.images):  # in place: there may be millions
-                if image.path is not None:
+                if image.extra.get(COPIED) and image.path is not None:  # quickly: it is in `out`
+                    corpus.images[row] = replace(image, path=image.path.removeprefix(f"{out}/"))
+                elif image.path is not None:
                     corpus.images[row] = point(image, corpus.image_path(image))
             os.sync()  # the copied or unpacked images: one sync for all of them, before the tables that name them
             corpus.name, corpus.root = name or corpus.name, out

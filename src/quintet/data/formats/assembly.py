@@ -7,6 +7,7 @@ import hashlib
 import itertools
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -243,14 +244,16 @@ class ImageFolder:
         except OSError as error:
             raise QuintetError(f"could not write {path}: {error.strerror or error}") from error
         try:
-            with os.fdopen(handle, "wb", buffering=0) as file:
+            try:
                 if isinstance(content, Path):
-                    with content.open("rb") as source:
+                    with content.open("rb") as source, os.fdopen(handle, "wb", closefd=False) as file:
                         shutil.copyfileobj(source, file, 2**20)
                 else:
                     rest = memoryview(content)
                     while rest:
-                        rest = rest[file.write(rest) :]
+                        rest = rest[os.write(handle, rest) :]
+            finally:
+                os.close(handle)
         except BaseException as error:
             path.unlink(missing_ok=True)
             if isinstance(error, OSError):
@@ -326,11 +329,7 @@ def image_name(id_: str, suffix: str, taken: set[str]) -> str:
     >>> [image_name(id_, ".jpg", taken) for id_ in ("a/1", "../1.jpg", "A/1", "/etc/x")]
     ['a/1.jpg', '1.jpg', 'A/1-2.jpg', 'etc/x.jpg']
     """
-    parts = [part for part in id_.replace("\\", "/").split("/") if part.strip(". \0")]
-    # A folder is never called like an image: a.jpg/b.jpg may stand beside a.jpg.
-    parts[:-1] = [f"{part}_" if suffix and part.lower().endswith(suffix.lower()) else part for part in parts[:-1]]
-    stem = "/".join(part.replace("\0", "").replace(":", "_") for part in parts) or "image"
-    stem = stem[: -len(suffix)] if suffix and stem.lower().endswith(suffix.lower()) else stem
+    stem = id_ if _PLAIN.fullmatch(id_) else _plain_stem(id_, suffix)
     if len(stem.encode()) > LONGEST_NAME:
         stem = hashlib.sha256(stem.encode()).hexdigest()
     name, number = f"{stem}{suffix}", 1
@@ -339,6 +338,17 @@ def image_name(id_: str, suffix: str, taken: set[str]) -> str:
         name = f"{stem}-{number}{suffix}"
     taken.add(name.lower())
     return name
+
+
+_PLAIN = re.compile(r"[A-Za-z0-9_-]+(/[A-Za-z0-9_-]+)*")  # nearly all ids
+
+
+def _plain_stem(id_: str, suffix: str) -> str:
+    parts = [part for part in id_.replace("\\", "/").split("/") if part.strip(". \0")]
+    # A folder is never called like an image: a.jpg/b.jpg may stand beside a.jpg.
+    parts[:-1] = [f"{part}_" if suffix and part.lower().endswith(suffix.lower()) else part for part in parts[:-1]]
+    stem = "/".join(part.replace("\0", "").replace(":", "_") for part in parts) or "image"
+    return stem[: -len(suffix)] if suffix and stem.lower().endswith(suffix.lower()) else stem
 
 
 def parse_fractions(fractions: str) -> dict[str, float]:

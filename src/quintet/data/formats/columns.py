@@ -461,7 +461,7 @@ def _suffix(content: memoryview, path: str | None) -> str | None:
         return ".webp"
     if start[4:8] == b"ftyp":
         return ".avif" if start[8:12] in (b"avif", b"avis") else ".heic"
-    named = PurePosixPath(path or "").suffix.lower()
+    named = PurePosixPath(path).suffix.lower() if path else ""
     for magic, suffix in MAGIC.items():
         if start.startswith(magic):
             return named if (suffix, named) in ((".jpg", ".jpeg"), (".tif", ".tiff"), *_RAW) else suffix

@@ -14,7 +14,7 @@ from quintet.data.formats import columns as columns_file
 from quintet.data.formats.assembly import ImageFolder, Notes, assemble, parse_fractions
 from quintet.data.formats.columns import Asked, Columns, Rows, find_columns
 from quintet.data.formats.import_journal import Journal
-from quintet.data.formats.shards import Shard, describe, find_shards, local_shards, source_name
+from quintet.data.formats.shards import Shard, describe, find_shards, local_shards, read_ahead, source_name
 from quintet.errors import CorpusError
 
 PATTERNS = ("*.parquet",)
@@ -113,6 +113,6 @@ def _entries(file: Any, part: _Part, columns: Columns, first: int, shard: Shard,
     size = max(1, min(MOST_ROWS, BATCH * part.rows // max(part.bytes, 1)))
     batches = file.iter_batches(size, row_groups=list(part.groups), columns=columns.all, use_threads=False)
     stem = shard.name.partition(".")[0]
-    for batch in batches:
+    for batch in read_ahead(batches):
         yield from rows.entries(batch, columns, first, str(shard), stem, shard.split)
         first += batch.num_rows

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import glob
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path, PurePosixPath
+from typing import TypeVar, cast
 
 from quintet.data.formats.assembly import Notes, files_below, split_name
 from quintet.data.remote import RemoteFile, fetched, list_files, shown_url
 from quintet.errors import CorpusError
 
+T = TypeVar("T")
 DOWNLOADS = ".quintet-downloads"  # in OUT, while a source behind URLs is read
 
 
@@ -24,7 +28,7 @@ class Shard:
     def __str__(self) -> str:
         return str(self.file)
 
-    @property
+    @cached_property
     def split(self) -> str | None:
         """The split that its name begins with, or that of its folder inside the source."""
         path = PurePosixPath(self.name)
@@ -88,6 +92,17 @@ def local_shards(shards: Sequence[Shard], out: Path) -> Iterator[Iterator[tuple[
 def _in_order(shards: Sequence[Shard], copies: Iterator[tuple[RemoteFile, Path]]) -> Iterator[tuple[Shard, Path]]:
     for shard in shards:
         yield shard, shard.file if isinstance(shard.file, Path) else next(copies)[1]
+
+
+def read_ahead(parts: Iterator[T]) -> Iterator[T]:
+    """The same parts; the next one is read by a thread while one is written. What reading raises is raised here."""
+    end = object()
+    with ThreadPoolExecutor(1) as pool:
+        part: T | object = next(parts, end)
+        while part is not end:
+            following = pool.submit(next, parts, end)
+            yield cast(T, part)
+            part = following.result()
 
 
 def describe(shards: Sequence[Shard]) -> list[list[str]]:

@@ -15,6 +15,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from io import BufferedReader
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, cast
 
@@ -28,11 +29,12 @@ from quintet.data.formats.assembly import (
     parse_fractions,
 )
 from quintet.data.formats.import_journal import Journal
-from quintet.data.formats.shards import Shard, describe, find_shards, local_shards, source_name
+from quintet.data.formats.shards import Shard, describe, find_shards, local_shards, read_ahead, source_name
 from quintet.data.images import IMAGE_SUFFIXES
 from quintet.errors import CorpusError, QuintetError
 from quintet.files import open_regular
 
+PART = 2**20  # bytes of a shard that are read while what came before is written
 MAX_BYTES = 256 * 2**20  # of one file in a shard
 PATTERNS = ("*.tar", "*.tar.gz", "*.tgz")
 CAPTION_KEYS = ("caption", "captions", "text", "texts", "sentence", "sentences")
@@ -95,7 +97,7 @@ def _samples(
     path: Path, shard: str, folder: ImageFolder, caption: str | None, notes: Notes, seen: dict[str, str]
 ) -> dict[str, _Sample]:
     samples: dict[str, _Sample] = {}
-    for name, data in shard_files(path, notes, shard):
+    for name, data in chain.from_iterable(read_ahead(_parts(shard_files(path, notes, shard)))):
         parent, _, file = name.rpartition("/")
         stem, _, suffix = file.partition(".")  # a key ends at the first dot
         key, suffix = PurePosixPath(parent, stem).as_posix() if parent else stem, f".{suffix.lower()}"
@@ -117,6 +119,24 @@ def _samples(
             except CorpusError as error:
                 notes.skip("caption files that are damaged", error)
     return samples
+
+
+def _parts(files: Iterator[tuple[str, bytes]]) -> Iterator[list[tuple[str, bytes]]]:
+    """The files of a shard, a megabyte or more at a time; those before an error come before it."""
+    part: list[tuple[str, bytes]] = []
+    size, failed = 0, None
+    try:
+        for name, data in files:
+            part.append((name, data))
+            size += len(data)
+            if size >= PART:
+                yield part
+                part, size = [], 0
+    except CorpusError as error:
+        failed = error
+    yield part
+    if failed is not None:
+        raise failed
 
 
 def shard_files(shard: Path, notes: Notes, shown: str | None = None) -> Iterator[tuple[str, bytes]]:
