@@ -100,6 +100,11 @@ def test_a_task_that_kills_every_worker_is_an_error() -> None:
         list(Pool(Deadly(2, 0)).map(tasks(1)))
 
 
+def test_a_task_whose_items_all_kill_is_not_blamed_on_them() -> None:
+    with pytest.raises(QuintetError, match="died again and again"):
+        list(Pool(Actors(2, 0, poison=range(100))).map([Task(list(range(10)))]))
+
+
 def test_no_more_tasks_are_taken_than_workers_need() -> None:
     taken: list[int] = []
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image as Images
+from tests.search.test_shards import pack
 
 import quintet
 from quintet.data.negatives import NegativeLists
@@ -140,7 +141,16 @@ def files(index: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.timeout(900)
-def test_an_index_is_the_one_of_an_undisturbed_process(nodes: Nodes, photos: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("packed", [False, True])
+def test_an_index_is_the_one_of_an_undisturbed_process(
+    nodes: Nodes, photos: Path, tmp_path: Path, packed: bool
+) -> None:
+    if packed:
+        images = sorted(photos.iterdir())
+        photos = tmp_path / "shards"
+        for number in range(0, len(images), 5):
+            some = images[number : number + 5]
+            pack(photos / f"{number:03d}.tar", {path.name: path.read_bytes() for path in some})
     quintet.build_index("quintet-small", photos, tmp_path / "alone", device="cpu", batch_size=4)
     disturb = Disturbance(nodes, worker=8, node=16, driver=32)
     assert finish(INDEX, photos, tmp_path / "shared", disturb=disturb) == 2

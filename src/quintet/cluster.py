@@ -23,6 +23,7 @@ from quintet.errors import QuintetError, first_line
 AT_ONCE = 2  # tasks of a worker: one that it works on, and one that waits for it
 TRIES = 2  # deaths before the items of a task are tried one by one
 ROUNDS = 4  # of trying one by one, before something else must be wrong
+ALL = 8  # items of a task; where so many, and all of them, kill a worker, it is not they that are at fault
 PATIENCE = 120.0  # seconds without any worker before that is an error
 
 
@@ -228,7 +229,8 @@ class Pool:
             self._failed = 0 if member.ready else self._failed + 1
             if self._failed > TRIES * self.backend.count:
                 raise QuintetError(
-                    f"Ray workers die before they are ready: {result}; is Quintet installed on the nodes?"
+                    f"Ray workers die before they are ready: {result}; is Quintet installed on the nodes, and has each "
+                    "memory for the model? Fewer workers (--ray-workers) need less"
                 )
             return None
         member.tasks -= 1
@@ -244,10 +246,7 @@ class Pool:
         suspects.task, suspects.rounds = job.task, suspects.rounds + 1
         alone = [position for position in range(len(job.task.items)) if position not in job.task.lost]
         if not alone or suspects.rounds > ROUNDS:
-            raise QuintetError(
-                f"workers died again and again at the same task ({why}); does a node run out of memory? "
-                "Fewer workers (--ray-workers) or smaller batches need less; the same command goes on"
-            )
+            raise _hopeless(why)
         suspects.waiting = len(alone)
         return [_Job(job.number, replace(job.task, items=[job.task.items[at]], lost={}), at) for at in alone]
 
@@ -260,7 +259,16 @@ class Pool:
             suspects.lost[job.position] = why
         if suspects.waiting:
             return []
+        if why is not None and len(suspects.lost) == len(suspects.task.items) >= ALL:
+            raise _hopeless(why)
         return [_Job(job.number, replace(suspects.task, lost={**suspects.task.lost, **suspects.lost}))]
+
+
+def _hopeless(why: str) -> QuintetError:
+    return QuintetError(
+        f"workers died again and again at the same task ({why}); does a node run out of memory? "
+        "Fewer workers (--ray-workers) or smaller batches need less; the same command goes on"
+    )
 
 
 class InProcess:
