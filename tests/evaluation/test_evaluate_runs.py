@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,25 @@ def test_several_alone_and_one_against_another(runs: list[Path], corpus: Corpus)
     shown = compared.table()
     for words in ("run0", "R@1", "chance", "run0 - run1", "hard", "infrequent", f"{compared.rsum:.1f}"):
         assert words in shown
+
+
+def test_relevance_and_slices_are_compared_as_well(runs: list[Path], corpus: Corpus, tmp_path: Path) -> None:
+    split = corpus.split("test")
+    rows = [{"image": split.images[0].id, "text": text.id, "grade": 1 + at % 2} for at, text in enumerate(split.texts)]
+    file = tmp_path / "relevance.jsonl"
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    settings: dict[str, Any] = {"relevance": file, "slices": "length", "bootstrap": 0}
+    compared = quintet.evaluate(runs[0], corpus, compare=runs[1], **settings)
+    one, two = compared.results.values()
+    (found,) = compared.comparisons.values()
+    for name in one.judged["relevance"].metrics:
+        difference = one.judged["relevance"].metrics[name] - two.judged["relevance"].metrics[name]
+        assert found[f"relevance: {name}"].difference == pytest.approx(difference)
+    for first, second in zip(one.slices, two.slices, strict=True):
+        difference = first.metrics["t2i_r1"] - second.metrics["t2i_r1"]
+        assert found[f"caption length, {first.label}: t2i_r1"].difference == pytest.approx(difference)
+    shown = compared.table().partition("run0 - run1")[2]
+    assert shown.index("rsum") < shown.index("relevance") < shown.index("nDCG") < shown.index("caption length")
 
 
 def test_ensembles_are_compared_with_each_other(runs: list[Path], corpus: Corpus) -> None:

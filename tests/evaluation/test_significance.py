@@ -6,7 +6,7 @@ import pytest
 from quintet.errors import QuintetError
 from quintet.evaluation.metrics import metrics_of_ranks
 from quintet.evaluation.ranks import Ranks, ranks_of_matrix
-from quintet.evaluation.significance import _group_table, bootstrap_intervals, paired_test
+from quintet.evaluation.significance import QueryValues, _group_table, bootstrap_intervals, paired_test, paired_values
 
 GROUPS = np.arange(60)
 TEXTS = np.repeat(GROUPS, 5)
@@ -108,6 +108,22 @@ def test_p_values_are_uniform_when_there_is_no_difference() -> None:
     values = [paired_test(noisy(2 * k, 1.5), noisy(2 * k + 1, 1.5), resamples=200)["rsum"].p_value for k in range(60)]
     assert 0.3 < np.mean(values) < 0.7
     assert np.mean(np.array(values) < 0.05) < 0.15
+
+
+def test_values_of_queries_are_paired_by_their_groups() -> None:
+    groups = np.array([3, 3, 1, 5, 5, 5, 1])
+    rng = np.random.default_rng(0)
+    first, second = (QueryValues({"t2i_ndcg": rng.random(7)}, {"t2i": groups}) for _ in range(2))
+    (found,) = paired_values(first, second, resamples=2_000).values()
+    change = first.values["t2i_ndcg"] - second.values["t2i_ndcg"]
+    sums = [change[groups == group].sum() for group in (1, 3, 5)]
+    signs = np.array(np.meshgrid(*[[-1, 1]] * 3)).reshape(3, -1).T  # all of them
+    assert found.difference == pytest.approx(change.mean())
+    share = np.mean(np.abs(signs @ sums) >= abs(sum(sums)) - 1e-12)
+    assert found.p_value == pytest.approx(share, abs=0.04)
+    other = QueryValues(second.values, {"t2i": groups[::-1]})
+    with pytest.raises(QuintetError, match="same queries"):
+        paired_values(first, other)
 
 
 def test_different_queries_are_refused() -> None:

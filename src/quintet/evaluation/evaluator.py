@@ -57,7 +57,7 @@ from quintet.evaluation.result import (
     special_samples_table,
 )
 from quintet.evaluation.scoring import Member, blocks_of, member_scores, whole_tiles
-from quintet.evaluation.significance import Difference, Interval, bootstrap_intervals, paired_test  # noqa: F401
+from quintet.evaluation.significance import Difference, Interval, bootstrap_intervals, paired_test, paired_values  # noqa: F401
 from quintet.evaluation.slices import SliceResult, slice_results, slicings  # noqa: F401
 from quintet.evaluation.special_samples import negative_means, special_samples
 from quintet.evaluation.split_protocols import Protocol, chance_of_parts, find_protocol, metrics_of_parts, rank_split
@@ -79,7 +79,8 @@ class Evaluation(Result):
     """
 
     results: dict[str, Result]  # every result by name: of the runs (or each of them), then of `compare`
-    comparisons: dict[str, dict[str, Difference]]  # "first - second" -> metric -> how much they differ
+    # "first - second" -> metric -> how much they differ; also "eccv: i2t_map_at_r", "NAME OF A SLICE: t2i_r1"
+    comparisons: dict[str, dict[str, Difference]]
     human_agreement: dict[str, Agreement]  # by the names of `results`; empty unless asked for
     crowd_agreement: dict[str, CrowdAgreement]  # likewise
     hard_samples: dict[str, Any] | None  # {"chosen_by": name, "rows": [...]}
@@ -173,7 +174,8 @@ def evaluate(
     - `split`: by default the one that the runs' recipes test on (`data.test`), and "test" for runs without a recipe.
     - `protocol`: "full", "5fold" (COCO 1K), "5k" (COCO 5K) or "identity" (CUHK-PEDES). Those of COCO refuse a split
       of any other size than 5,000 images.
-    - `compare`: another run, or several as an ensemble. The paired test of both is in `comparisons`.
+    - `compare`: another run, or several as an ensemble. The paired test of both is in `comparisons`, also for `eccv`,
+      `cxc`, `relevance` and `slices`.
     - `hard_samples`: also R@1 on hard and on infrequent queries, chosen by the last run, which is that of `compare`.
     - `eccv`, `cxc`: also mAP@R, R-Precision and R@1 of ECCV Caption, and the recalls of CxC, on COCO's test split.
       Their files come with the package eccv_caption, or are in the folder `eccv_data`. See `judged`.
@@ -327,10 +329,19 @@ def _comparisons(results: Mapping[str, Result], seed: int) -> dict[str, dict[str
     """Every result against the last one."""
     *others, last = results
     name = " + ".join(results[last].members)
-    return {
-        f"{label} - {name}": paired_test(results[label].ranks, results[last].ranks, PAIRED_RESAMPLES, seed)
-        for label in others
-    }
+    return {f"{label} - {name}": _comparison(results[label], results[last], seed) for label in others}
+
+
+def _comparison(one: Result, two: Result, seed: int) -> dict[str, Difference]:
+    """Of the metrics, then of what else both have: "eccv: i2t_map_at_r", "caption length, 3 to 5 words: t2i_r1"."""
+    found = paired_test(one.ranks, two.ranks, PAIRED_RESAMPLES, seed)
+    pairs = {name: (each.queries, two.judged[name].queries) for name, each in one.judged.items()}
+    for each, other in zip(one.slices, two.slices, strict=True):
+        pairs[f"{each.slicing}, {each.label}"] = each.queries, other.queries
+    for name, (first, second) in pairs.items():
+        tested = paired_values(first, second, PAIRED_RESAMPLES, seed)
+        found |= {f"{name}: {metric}": difference for metric, difference in tested.items()}
+    return found
 
 
 def _hard_samples(

@@ -21,7 +21,7 @@ from quintet.data.formats.assembly import read_lines
 from quintet.errors import CorpusError, QuintetError
 from quintet.evaluation.metrics import DIRECTIONS, Metrics, average_precision_at_r
 from quintet.evaluation.ranks import Judged, JudgedRanks, Queries
-from quintet.evaluation.significance import Interval, grouped_intervals
+from quintet.evaluation.significance import Interval, QueryValues, grouped_intervals
 from quintet.files import read_jsonl, user_path
 
 FILE = "relevance.jsonl"  # in the folder of a corpus
@@ -51,6 +51,7 @@ class JudgedResult:
     intervals: dict[str, Interval]
     counts: dict[str, int]  # queries and relevant pairs of each direction
     notes: tuple[str, ...] = field(default=())
+    queries: QueryValues = field(default_factory=QueryValues, repr=False, compare=False)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -99,6 +100,7 @@ def judged_result(
     metrics: Metrics = {}
     intervals: dict[str, Interval] = {}
     counts: dict[str, int] = {}
+    each = QueryValues()
     for direction, counted, absent in zip(DIRECTIONS, found, relevance.absent, strict=True):
         ranks = _with_absent(counted, absent)
         counts |= {f"{direction}_queries": len(ranks.queries), f"{direction}_pairs": len(ranks.grade)}
@@ -106,9 +108,11 @@ def judged_result(
             values = judged_values(ranks, relevance.measures)
             named = {f"{direction}_{name}": value for name, value in values.items()}
             metrics |= {name: float(value.mean()) for name, value in named.items()}
+            each.values.update(named)
+            each.groups[direction] = ranks.queries.groups
             if resamples:
                 intervals |= grouped_intervals(named, ranks.queries.groups, resamples, seed)
-    return JudgedResult(relevance.title, metrics, intervals, counts, relevance.notes)
+    return JudgedResult(relevance.title, metrics, intervals, counts, relevance.notes, each)
 
 
 def _with_absent(ranks: JudgedRanks, rows: np.ndarray) -> JudgedRanks:

@@ -263,14 +263,22 @@ def comparison_table(label: str, differences: Mapping[str, Difference]) -> Table
     table = Table(title=escape(label), box=None, header_style="bold", padding=(0, 1, 0, 0), title_justify="left")
     for heading in ("", "difference", "95 % interval", "p"):
         table.add_column(heading, justify="right" if heading else "left")
-    named = {f"{d}_{m}": f"{words} {HEADINGS[m]}" for d, words in DIRECTION_WORDS.items() for m in HEADINGS} | {
-        "rsum": "rsum"
-    }
-    for name, words in named.items():
-        if name in differences:
-            found = differences[name]
-            low, high = found.interval
-            table.add_row(words, f"{found.difference:+.2f}", f"{low:+.2f} to {high:+.2f}", f"{found.p_value:.4f}")
+    own = [f"{direction}_{measure}" for direction in DIRECTION_WORDS for measure in HEADINGS]
+    order = [name for name in (*own, "rsum") if name in differences]
+    before = ""
+    for name in [*order, *(name for name in differences if ": " in name)]:
+        part, _, metric = name.rpartition(": ")
+        direction, _, measure = metric.partition("_")
+        if "," in part and measure not in WITH_INTERVAL:  # as in the tables of slices; all are in the file
+            continue
+        if part != before:
+            table.add_row(f"[bold]{escape(part)}[/]")
+            before = part
+        words = f"{DIRECTION_WORDS[direction]} {JUDGED_HEADINGS[measure]}" if measure else metric
+        found = differences[name]
+        low, high = found.interval
+        shown = f"{found.difference:+.2f}", f"{low:+.2f} to {high:+.2f}", f"{found.p_value:.4f}"
+        table.add_row(f"  {words}" if part else words, *shown)
     table.caption = "paired by group: bootstrap interval, p by sign flips"
     table.caption_justify = "left"
     return table

@@ -9,8 +9,8 @@ gallery or another training seed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -34,6 +34,14 @@ class Difference:
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "interval": list(self.interval)}
+
+
+@dataclass(frozen=True)
+class QueryValues:
+    """What measures are the means of: their values for each query, for a paired test with another run."""
+
+    values: dict[str, np.ndarray] = field(default_factory=dict)  # i2t_r1 and so on -> (q,)
+    groups: dict[str, np.ndarray] = field(default_factory=dict)  # i2t and t2i -> (q,)
 
 
 @dataclass(frozen=True)
@@ -93,12 +101,41 @@ def paired_test(
     one, two = _as_list(first), _as_list(second)
     _check_same_queries(one, two)
     tables = [_difference_table(a, b) for a, b in zip(one, two, strict=True)]
+    return _differences(tables, _with_rsum, resamples, seed, level)
+
+
+def paired_values(
+    first: QueryValues, second: QueryValues, resamples: int = 10_000, seed: int = 0, level: float = 0.95
+) -> dict[str, Difference]:
+    """The same test for other measures of the same queries. The two directions may have queries of different groups, so
+    each is drawn on its own.
+    """
+    _check_resamples(resamples)
+    result: dict[str, Difference] = {}
+    for direction, groups in first.groups.items():
+        if not np.array_equal(groups, second.groups.get(direction, np.empty(0))):
+            raise QuintetError("a paired test needs both runs measured on the same queries, in the same order")
+        names = [name for name in first.values if name.startswith(f"{direction}_")]
+        _, unit = np.unique(groups, return_inverse=True)
+        sums = [np.bincount(unit, weights=first.values[name] - second.values[name]) for name in names]
+        counts = np.repeat(np.bincount(unit)[:, None].astype(np.float64), len(names), axis=1)
+        result |= _differences([_Table(names, np.stack(sums, axis=1), counts)], _by_name, resamples, seed, level)
+    return result
+
+
+def _differences(
+    tables: list[_Table],
+    named: Callable[[list[str], np.ndarray], dict[str, np.ndarray]],
+    resamples: int,
+    seed: int,
+    level: float,
+) -> dict[str, Difference]:
     names = tables[0].names
-    observed = _with_rsum(names, np.mean([table.sums.sum(0) / table.counts.sum(0) for table in tables], axis=0)[None])
+    observed = named(names, np.mean([table.sums.sum(0) / table.counts.sum(0) for table in tables], axis=0)[None])
     rng = np.random.default_rng(seed)
     folds = [_ratios(table, resamples, rng) for table in tables]
-    intervals = _intervals(_with_rsum(names, np.mean(folds, axis=0)), level)
-    flipped = _with_rsum(names, np.mean([_flips(table, resamples, rng) for table in tables], axis=0))
+    intervals = _intervals(named(names, np.mean(folds, axis=0)), level)
+    flipped = named(names, np.mean([_flips(table, resamples, rng) for table in tables], axis=0))
     result = {}
     for name, value in observed.items():
         slack = 1e-9 * max(1.0, abs(float(value[0])))  # sums in another order differ in the last bits
@@ -193,8 +230,12 @@ def _flips(table: _Table, resamples: int, rng: np.random.Generator) -> np.ndarra
     return np.concatenate(drawn)
 
 
+def _by_name(names: list[str], values: np.ndarray) -> dict[str, np.ndarray]:
+    return {name: values[:, column] for column, name in enumerate(names)}
+
+
 def _with_rsum(names: list[str], values: np.ndarray) -> dict[str, np.ndarray]:
-    named = {name: values[:, column] for column, name in enumerate(names)}
+    named = _by_name(names, values)
     return {**named, "rsum": sum(named[name] for name in RECALLS) + np.zeros(len(values))}
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from quintet.data.vocabulary import split_words
 from quintet.errors import CorpusError, QuintetError, suggest
 from quintet.evaluation.metrics import DIRECTIONS, Metrics, query_values
 from quintet.evaluation.ranks import Ranks
-from quintet.evaluation.significance import Interval, grouped_intervals
+from quintet.evaluation.significance import Interval, QueryValues, grouped_intervals
 from quintet.files import open_regular
 
 KINDS = ("length", "size")
@@ -45,6 +45,7 @@ class SliceResult:
     metrics: Metrics
     intervals: dict[str, Interval]
     counts: dict[str, int]  # queries of each direction
+    queries: QueryValues = field(default_factory=QueryValues, repr=False, compare=False)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -87,6 +88,7 @@ def slice_results(ranks: Ranks, chosen: Sequence[Slicing], resamples: int = 1_00
             metrics: Metrics = {}
             intervals: dict[str, Interval] = {}
             counts: dict[str, int] = {}
+            each = QueryValues()
             for name, queries in directions:
                 labels = slicing.images if name == "i2t" else slicing.texts
                 inside = np.flatnonzero([labels[row] == label for row in queries.rows])
@@ -94,9 +96,11 @@ def slice_results(ranks: Ranks, chosen: Sequence[Slicing], resamples: int = 1_00
                 if len(inside):
                     named = {f"{name}_{metric}": value[inside] for metric, value in values[name].items()}
                     metrics |= {metric: float(value.mean()) for metric, value in named.items()}
+                    each.values.update(named)
+                    each.groups[name] = queries.groups[inside]
                     if resamples:
                         intervals |= grouped_intervals(named, queries.groups[inside], resamples, seed)
-            found.append(SliceResult(slicing.name, label, metrics, intervals, counts))
+            found.append(SliceResult(slicing.name, label, metrics, intervals, counts, each))
     return found
 
 
