@@ -92,16 +92,21 @@ command, recipe, seed, device and versions. Test split, {images:,} images and {t
 selected on the validation split. {done} of {total} rows of the grid are measured, on {devices}.
 {about}
 
-Recalls are in per cent, means over seeds. **rsum** has the sample standard deviation over seeds after ±, and below it
-a 95 % bootstrap interval over test queries (resampled by group, mean over seeds). S is the overlap of the scores of
-positive and negative pairs (Dual-Path, Eq. 10; lower is better). {agreement}Dev rsum is that of
-the validation split. Seconds are of training with validation; runs shared the device, so they are upper bounds. GiB are
-the peak memory over the seeds: of tensors on a GPU, of the process on a CPU; a second round that ran first also mined.
-There is a table for every image tower whose features are read; under *pixels* the matcher has its own image CNN. Single
-models and ensembles have separate tables.
+How to read the tables:
+
+- Recalls are in per cent, means over seeds.
+- **rsum** has the sample standard deviation over seeds after ±. Below it is a 95 % bootstrap interval over test queries
+  (resampled by group, mean over seeds). Dev rsum is that of the validation split.
+- **S** is the overlap of the scores of positive and negative pairs (Dual-Path, Eq. 10; lower is better).
+{agreement}- **Seconds** are of training with validation. Runs shared the device, so they are upper bounds.
+- **GiB** are the peak memory over the seeds: of tensors on a GPU, of the process on a CPU. A second round that ran
+  first also mined.
+- There is a table for every image tower whose features are read. Under *pixels* the matcher has its own image CNN.
+  Single models and ensembles have separate tables.
 """
-AGREEMENT = """tau-c is the agreement with {judgements:,} expert judgements
-(protocol of CLIPScore, which was trained on 400 million pairs and has {clipscore}). """
+AGREEMENT = """- **tau-c** is the agreement with {judgements:,} expert judgements (protocol of CLIPScore, which was
+  trained on 400 million pairs and has {clipscore}).
+"""
 RECIPES_HEAD = """
 ## The recipes
 

@@ -102,6 +102,7 @@ NOT_RUN = {
 # These pages make everything that they use; the last thing that they make.
 COMPLETE = {
     "README.md": "runs/scan/weights.safetensors",
+    "docs/README.md": "photos.index/items.sqlite",
     "docs/tutorials/search-your-photos.md": "photos.index/items.sqlite",
     "docs/tutorials/train-a-method.md": "towers/images.onnx",
     "docs/tutorials/reproduce-a-table.md": "studies/mmca/tables.md",
