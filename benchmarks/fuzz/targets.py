@@ -38,7 +38,8 @@ from quintet.data.corpus import Corpus
 from quintet.data.feature_store import FeatureStore, WordFeatures, write_word_features
 from quintet.data.formats import get_format, parse_options
 from quintet.data.formats import import_journal as journal_file
-from quintet.data.formats.assembly import ImageFolder
+from quintet.data.formats.assembly import ImageFolder, Notes
+from quintet.data.formats.parquet import parquet_images
 from quintet.data.images import image_format, image_header, open_image, thumbnail
 from quintet.data.negatives import NegativeLists
 from quintet.data.photo_formats import load_decoders
@@ -349,6 +350,8 @@ def imports(made: Material, folder: Path) -> list[Parser]:
         "split": ["val"],
     }
     source("parquet", "train.parquet", parquet(rows_of), parquet({"jpg": [jpeg], "caption": ["a"], "key": [1]}))
+    indexed = folder / "indexed.parquet"
+    parsers.append(at_file(indexed, lambda: list(parquet_images(indexed, Notes(), "x")), parquet(rows_of)))
     failed = {"failed_to_download": 2, "failed_to_resize": 0}
     source("img2dataset", "0_stats.json", json.dumps(failed).encode(), beside={"0.tar": shard(jpeg, "w")})
     parsers.append(_import_journal(folder / "journal", shard(jpeg, "w")))

@@ -50,6 +50,31 @@ def test_images_of_shards_are_found_and_can_be_shown(
         assert hit.item.metadata["width"] == 50
 
 
+def test_images_of_parquet_files_are_found_with_the_fields_of_their_rows(
+    pixel_vse: Path, pictures: Path, tmp_path: Path
+) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    data = [path.read_bytes() for path in sorted(pictures.glob("*.png"))][:3]
+    images = [{"bytes": part, "path": path} for part, path in zip(data, ("/x/a.png", "/y/a.png", None), strict=True)]
+    images += [images[0], {"bytes": None, "path": "gone.png"}, {"bytes": b"text", "path": "b.txt"}]
+    (tmp_path / "files").mkdir()
+    table = pyarrow.table({"image": images, "album": ["sea", "snow", "sea", "sea", "", ""], "tags": [["x"]] * 6})
+    parquet.write_table(table, tmp_path / "files/one.parquet", row_group_size=2)
+    (tmp_path / "files/two.parquet").write_bytes(b"PAR1, but nothing that follows")
+    report = build(pixel_vse, tmp_path / "files", tmp_path / "index")
+    assert report.added == 3
+    assert {path.rpartition("/")[2] for path, _ in report.unreadable} == {"one.parquet", "two.parquet"}
+    with Searcher.open(tmp_path / "index", device="cpu") as searcher:
+        (hits,) = searcher.search_text(["a red thing"])
+        names = {"one.parquet/a.png", "one.parquet/000001-a.png", "one.parquet/000002.png"}
+        assert {hit.item.path for hit in hits} == names
+        (snow,) = searcher.search_text(["a red thing"], where=parse_where("album=snow"))[0]
+        assert searcher.image_path(snow.item.id).read_bytes() == data[1]
+    with pytest.raises(SearchError, match="holds no images"):
+        build(pixel_vse, tmp_path / "files/two.parquet", tmp_path / "none")
+
+
 def test_a_build_that_was_stopped_does_not_read_a_shard_again(
     pixel_vse: Path, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

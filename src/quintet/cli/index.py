@@ -54,8 +54,8 @@ def index_command(
         list[str] | None,
         typer.Argument(
             metavar="[IMAGES]...",
-            help="Folders of images (searched with their subfolders), image files, corpora or tar shards; folders and "
-            "shards also behind s3://, gs:// and https://.",
+            help="Folders of images (searched with their subfolders), image files, corpora, tar shards or Parquet "
+            "files; folders and shards also behind s3://, gs:// and https://.",
             show_default=False,
         ),
     ] = None,

@@ -4,7 +4,7 @@ index.json      marks the folder as an index, and says its format
 items.sqlite    what the index is: the manifest, the items, which content has which row (see `items.py`)
 vectors/        the codes, each once, in append-only files (see `vectors.py`), and FAISS's index where there are many
 runs/, towers/  the weights of the runs and of their image towers: the index needs nothing else
-images/         images that were in tar shards, unpacked
+images/         images that were in shards, unpacked
 lock            while the index is written; readers never wait
 
 A build is a transaction on items.sqlite: a kill leaves the last commit. Other files in the folder are somebody else's

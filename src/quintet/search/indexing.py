@@ -87,7 +87,9 @@ def build_index(
     ray_workers: int | None = None,
     ray_gpus: float = 0.0,
 ) -> BuildReport:
-    """Index the images of `sources` (folders, corpora, tar shards, URLs of these two) and the texts of `texts`.
+    """Index the images of `sources` and the texts of `texts`.
+
+    `sources`: folders, corpora, tar shards, Parquet files, URLs of all but corpora.
 
     On an index that exists it adds what is new, drops what is gone and keeps the codes of everything else, moved files
     included. Killed or stopped, it leaves the old index serving, and the next call goes on where it was.

@@ -1,4 +1,4 @@
-"""Tar shards, and images and shards behind URLs, as sources of an index.
+"""Shards (tar files and Parquet files), and images and shards behind URLs, as sources of an index.
 
 Their images are unpacked into the index, named by their content, so that they can be shown. A shard, or a file on a
 server, that is the same (by size and time of change, on a server by its ETag) is not read again. What is not there any
@@ -16,14 +16,16 @@ from itertools import groupby
 from pathlib import Path, PurePosixPath
 
 from quintet.cluster import Pool, Task
+from quintet.data.formats import parquet, webdataset
 from quintet.data.formats.assembly import Notes
-from quintet.data.formats.webdataset import PATTERNS, shard_files
+from quintet.data.formats.parquet import parquet_images
+from quintet.data.formats.webdataset import shard_files
 from quintet.data.images import IMAGE_SUFFIXES
 from quintet.data.remote import RemoteError, RemoteFile, fetched, list_files
 from quintet.errors import CorpusError, QuintetError
 from quintet.files import atomic_write, read_bytes, read_json, write_json
 from quintet.search import SearchError
-from quintet.search.fields import parse_fields
+from quintet.search.fields import parse_fields, plain_fields
 from quintet.search.found import Found, Packed, Sources, file_stamp, unpacked, unpacked_path, why_not
 from quintet.search.index_folder import UNPACKED, Root, path_text
 from quintet.search.items import content_of
@@ -32,6 +34,7 @@ from quintet.search.stores.store import is_text
 
 DOWNLOADS = ".quintet-downloads"  # in the index, while files of servers are read
 LARGEST_IMAGE = 2**30  # bytes
+PATTERNS = (*webdataset.PATTERNS, *parquet.PATTERNS)
 AT_ONCE = 32  # images behind URLs that are one task
 
 
@@ -241,8 +244,19 @@ def _unpack(packed: Packed, path: Path, index: Path) -> Unpacked:
 
 
 def _unpack_shard(result: Unpacked, packed: Packed, path: Path, index: Path) -> None:
-    """Files that share a key are one image with its fields: 0001.jpg, 0001.json."""
+    """Of a tar file, those that share a key are one image with its fields: 0001.jpg, 0001.json."""
     shown, notes = str(packed.file), Notes()
+    if PurePosixPath(packed.name).suffix.lower() == ".parquet":
+        for member, data, given in parquet_images(path, notes, shown):
+            try:
+                metadata = plain_fields(given)
+            except QuintetError as error:
+                result.unreadable.append((f"{shown}/{member}", f"{error}; it is indexed without these fields"))
+                metadata = {}
+            metadata["bytes"] = len(data)
+            result.images.append(_placed(f"{packed.name}/{path_text(member)}", data, metadata, index))
+        result.unreadable += [(shown, line) for line in notes.lines()]
+        return
     fields: dict[str, dict[str, Scalar]] = {}
     for member, data in shard_files(path, notes, shown):
         name = PurePosixPath(member)

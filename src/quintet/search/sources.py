@@ -1,4 +1,4 @@
-"""What an index is made of: images of folders, corpora and tar shards with what is known of them, and texts."""
+"""What an index is made of: images of folders, corpora and shards with what is known of them, and texts."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def find_images(
             refused = f", the first because: {found.unreadable[0][1]}" if found.unreadable else ""
             refused = f"; {unlisted[0].path}: {unlisted[0].why}" if unlisted else refused
             raise SearchError(
-                f"{source} holds no images ({', '.join(IMAGE_SUFFIXES)}) and no tar shards{refused}; "
+                f"{source} holds no images ({', '.join(IMAGE_SUFFIXES)}) and no tar shards or Parquet files{refused}; "
                 "the index is as it was"
             )
     found.images = list(chain.from_iterable(of_sources.values()))

@@ -120,6 +120,26 @@ def find_columns(schema: pyarrow.Schema, asked: Asked, where: str) -> Columns:
     return found
 
 
+def image_column(schema: pyarrow.Schema, where: str) -> tuple[str, list[str]]:
+    """The column with the bytes of images, and those with a text, a number, true or false."""
+    types = {field.name: field.type for field in schema}
+    found = _image(types, None, _features(schema), where)
+    if len(found) > 1 or not _holds_image(types[found[0]]):
+        raise CorpusError(f"{where} has paths of images (column {found[0]!r}) instead of images; name their folder")
+    return found[0], [name for name, type_ in types.items() if name not in found and _is_plain(type_)]
+
+
+def named_images(column: Any) -> Iterator[tuple[bytes, str] | None]:
+    """The bytes of each row's image, and its path or the ending of one; None: the row has no image."""
+    for content, path in _images(column):
+        suffix = None if content is None else _suffix(content, path)
+        if content is None or suffix is None:
+            yield None
+        else:
+            named = path is not None and PurePosixPath(path).suffix.lower() in IMAGE_SUFFIXES
+            yield bytes(content), path if named and path is not None else suffix
+
+
 def _features(schema: pyarrow.Schema) -> dict[str, dict[str, Any]]:
     """What `datasets` says of the columns: which are images, and the names of class numbers."""
     try:
@@ -231,11 +251,15 @@ def _one(
     return found[0] if found else None
 
 
-def _kept(types: dict[str, Any], name: str, where: str) -> str:
+def _is_plain(type_: Any) -> bool:
     from pyarrow import types as kinds
 
+    return bool(_is_label(type_) or kinds.is_floating(type_) or kinds.is_boolean(type_))
+
+
+def _kept(types: dict[str, Any], name: str, where: str) -> str:
     type_ = types[_known(types, name, where)]
-    if not (_is_label(type_) or kinds.is_floating(type_) or kinds.is_boolean(type_)):
+    if not _is_plain(type_):
         raise CorpusError(f"{where}: column {name!r} ({type_}) cannot be kept: only texts, numbers, true and false can")
     return name
 

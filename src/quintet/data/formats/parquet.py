@@ -5,14 +5,16 @@ train-00000-of-00010.parquet:  image {bytes, path} | caption: text, list of text
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
-from pathlib import Path
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from quintet.data.corpus import Corpus
 from quintet.data.formats import columns as columns_file
 from quintet.data.formats.assembly import ImageFolder, Notes, assemble, parse_fractions
-from quintet.data.formats.columns import Asked, Columns, Rows, find_columns
+from quintet.data.formats.columns import Asked, Columns, Rows, find_columns, image_column, named_images
 from quintet.data.formats.import_journal import Journal
 from quintet.data.formats.shards import Shard, describe, find_shards, local_shards, read_ahead, source_name
 from quintet.errors import CorpusError
@@ -62,26 +64,64 @@ def _end(shard: Shard) -> str:
     return f"{shard}: all"
 
 
-def _read_file(shard: Shard, path: Path, rows: Rows, asked: Asked, journal: Journal) -> None:
+@contextmanager
+def _opened(path: Path, shown: str) -> Iterator[Any]:
+    """A Parquet file; `shown` in messages, also of what goes wrong while it is read."""
     try:
         import pyarrow
         import pyarrow.parquet as parquet
     except ImportError:
         raise CorpusError(
-            f"{shard}: Parquet needs pyarrow, which comes with the extra `data`: pip install 'quintet-retrieval[data]'"
+            f"{shown}: Parquet needs pyarrow, which comes with the extra `data`: pip install 'quintet-retrieval[data]'"
         ) from None
     try:
         # Neither mapped nor read ahead: a row group may be larger than the memory.
         with parquet.ParquetFile(path, pre_buffer=False, buffer_size=2**20) as file:
-            columns = find_columns(file.schema_arrow, asked, str(shard))
-            first = 0
-            for part in _parts(file.metadata):
-                if part.name(shard) not in journal:
-                    journal.add(part.name(shard), _entries(file, part, columns, first, shard, rows))
-                first += part.rows
-            journal.add(_end(shard), ())
+            yield file
     except (pyarrow.ArrowException, OSError, ValueError, TypeError, OverflowError, MemoryError) as error:
-        raise CorpusError(f"{shard} cannot be read as Parquet: {error}; fetch it again, or leave it out") from None
+        raise CorpusError(f"{shown} cannot be read as Parquet: {error}; fetch it again, or leave it out") from None
+
+
+def _read_file(shard: Shard, path: Path, rows: Rows, asked: Asked, journal: Journal) -> None:
+    with _opened(path, str(shard)) as file:
+        columns = find_columns(file.schema_arrow, asked, str(shard))
+        first = 0
+        for part in _parts(file.metadata):
+            if part.name(shard) not in journal:
+                journal.add(part.name(shard), _entries(file, part, columns, first, shard, rows))
+            first += part.rows
+        journal.add(_end(shard), ())
+
+
+def parquet_images(path: Path, notes: Notes, shown: str) -> Iterator[tuple[str, bytes, dict[str, Any]]]:
+    """The images of a file: a name, the bytes, and the row's texts and numbers. `shown`: the file in messages.
+
+    An image that comes again, as in files of one row a caption, is passed over.
+    """
+    seen: dict[str, bytes] = {}  # name -> checksum
+    with _opened(path, shown) as file:
+        image, fields = image_column(file.schema_arrow, shown)
+        first = 0
+        for part in _parts(file.metadata):
+            for batch in file.iter_batches(
+                _rows_at_once(part), row_groups=list(part.groups), columns=[image, *fields], use_threads=False
+            ):
+                values = [batch.column(name).to_pylist() for name in fields]
+                for row, found in enumerate(named_images(batch.column(image)), first):
+                    if found is None:
+                        notes.skip("rows without an image", f"row {row}")
+                        continue
+                    content, given = found
+                    checksum = hashlib.sha256(content).digest()
+                    name = f"{row:06d}{given}" if given.startswith(".") else PurePosixPath(given).name
+                    if seen.get(name) == checksum:
+                        continue
+                    if name in seen:
+                        name = f"{row:06d}-{name}"
+                    seen[name] = checksum
+                    of_row = [column[row - first] for column in values]
+                    yield name, content, dict(zip(fields, of_row, strict=True))
+                first += batch.num_rows
 
 
 class _Part:
@@ -109,9 +149,14 @@ def _parts(metadata: Any) -> Iterator[_Part]:
         yield part
 
 
+def _rows_at_once(part: _Part) -> int:
+    return max(1, min(MOST_ROWS, BATCH * part.rows // max(part.bytes, 1)))
+
+
 def _entries(file: Any, part: _Part, columns: Columns, first: int, shard: Shard, rows: Rows) -> Iterator[Any]:
-    size = max(1, min(MOST_ROWS, BATCH * part.rows // max(part.bytes, 1)))
-    batches = file.iter_batches(size, row_groups=list(part.groups), columns=columns.all, use_threads=False)
+    batches = file.iter_batches(
+        _rows_at_once(part), row_groups=list(part.groups), columns=columns.all, use_threads=False
+    )
     stem = shard.name.partition(".")[0]
     for batch in read_ahead(batches):
         yield from rows.entries(batch, columns, first, str(shard), stem, shard.split)
