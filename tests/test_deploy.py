@@ -66,8 +66,10 @@ def test_nginx_reads_its_configuration(tmp_path: Path) -> None:
     """As Compose hands it over, with an address for the name that only Compose knows."""
     content = COMPOSE["configs"]["nginx"]["content"].replace("$$", "$").replace("quintet:8000", "127.0.0.1:8000")
     (tmp_path / "default.conf").write_text(content)
+    kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    folders = " ".join(f"{kind}_temp_path {tmp_path}/{kind};" for kind in kinds)  # the usual ones are those of root
     (tmp_path / "nginx.conf").write_text(
-        f"pid {tmp_path}/pid; error_log stderr; events {{}} http {{ include default.conf; access_log off; }}"
+        f"pid {tmp_path}/pid; error_log stderr; events {{}} http {{ include default.conf; access_log off; {folders} }}"
     )
     told = subprocess.run(["nginx", "-t", "-c", tmp_path / "nginx.conf"], capture_output=True, text=True, check=False)
     assert told.returncode == 0, told.stderr
