@@ -74,6 +74,16 @@ def test_words_that_a_tokenizer_has_only_in_pieces_are_strange() -> None:
         assert strange_words("собака", tokenizer) == ["собака"]
 
 
+def test_another_language_is_told_by_its_small_words_where_pieces_have_all_of_them_whole() -> None:
+    english = ["the dog on a red ball"] * 3
+    pieces = WordPiece.train([*english, *["un chien dans la neige le chat noir der rote"] * 3], size=200)
+    for text in ("un chien dans la neige", "le chat noir", "der rote ball"):
+        assert len(strange_words(text, pieces)) >= 2, text
+    assert strange_words("the red dog on la", pieces) == []
+    german = WordPiece.train(["ein hund mit dem ball"] * 3, size=100)
+    assert strange_words("ein hund mit dem ball", german) == []  # a run that learned from German captions
+
+
 def test_words_of_any_script_are_known_to_the_vocabulary_that_has_them() -> None:
     words = WordVocabulary.build(["собака бежит", "一只狗在雪地里"], min_count=1)
     assert strange_words("собака бежит", words) == []

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from quintet.data.vocabulary import WordVocabulary, split_words
+from quintet.data.wordpiece import WordPiece
 from quintet.search import EmptyQuery, QueryTooLong, SearchError, UnknownWords
 from quintet.search.sources import LONGEST_TEXT
 from quintet.search.stores.store import is_text
@@ -22,6 +24,12 @@ SAMPLE = 512  # items whose scores say how those of a query are spread
 NEAR = 0.1  # near-duplicates: their squared distance, as a share of that of two items by chance
 PAIRS = 3  # so many times as many pairs as there are items may be near-duplicates
 COMPARED = 1000  # results whose vectors are compared for it
+# Small words of other languages, which word pieces made for English have whole; English captions do not have them.
+_SMALL_WORDS = """
+un une le les la du au aux dans sur avec deux trois et est ein eine einen einem einer der das mit auf und im zwei drei
+unter el las los una unos con dos tres il lo gli nel sul di che tre um uma com na een het twee och ett
+"""
+OTHER_LANGUAGES = frozenset(_SMALL_WORDS.split())
 LESS = 0.5  # weight of what an image should not show, beside 1 for what it should
 
 
@@ -52,16 +60,23 @@ def strange_words(text: str, tokenizer: Tokenizer) -> list[str]:
 
     A rare word among others is understood by the others. A query in another language is not understood at all, and no
     score says so. Word pieces know the letters of many scripts, but only the words of a `WordVocabulary` were trained.
+    Those made for English have many words of French, German and Spanish whole; there an article or a preposition tells,
+    for itself and for the word that it belongs to.
     """
     trained = isinstance(tokenizer, WordVocabulary)
     kinds = tokenizer.kinds()
-    words = words_of(" ".join(split_words(text)) if trained else text)
-    strange = []
-    for word in words:
+
+    def in_pieces(word: str) -> bool:
         ids = [id_ for id_ in tokenizer.ids(word) if not kinds.special[id_]]
-        foreign = not (trained or word.isascii())
-        if tokenizer.unknown in ids or any(kinds.continues[id_] for id_ in ids) or foreign:
-            strange.append(word)
+        return tokenizer.unknown in ids or any(kinds.continues[id_] for id_ in ids)
+
+    words = words_of(" ".join(split_words(text)) if trained else text)
+    other = OTHER_LANGUAGES if isinstance(tokenizer, WordPiece) and not in_pieces("the") else frozenset()
+    strange = [
+        word
+        for before, word in pairwise(["", *words])
+        if in_pieces(word) or not (trained or word.isascii()) or not other.isdisjoint((before, word))
+    ]
     return strange if 2 * len(strange) >= len(words) else []
 
 

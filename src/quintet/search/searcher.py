@@ -39,6 +39,7 @@ from quintet.search.items import KINDS, Entry, Hit, Item, ItemDatabase, Kind
 from quintet.search.queries import (
     COMPARED,
     LESS,
+    OTHER_LANGUAGES,
     check_query,
     combined,
     near_duplicates,
@@ -430,6 +431,8 @@ class Searcher:
         names = " and ".join(run.name for run in self.manifest.runs)
         all_of_them = len(strange) == len(words_of(text))
         known = "no word of the query is known whole" if all_of_them else "such words are known only in pieces"
+        if not OTHER_LANGUAGES.isdisjoint(strange):
+            known = "this looks like another language"
         return (
             f"{', '.join(map(repr, strange[:5]))}: {known} to {names}, which learned from English captions, so the "
             "results may be by chance; say it in plain English words"
