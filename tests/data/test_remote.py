@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 from tests.data.formats.sources import as_parquet, as_shards
 from tests.data.formats.test_routes import content
-from tests.data.servers import serving
+from tests.data.servers import serving, serving_gs
 
 from quintet.data import remote
 from quintet.data.formats import import_corpus
@@ -188,3 +190,24 @@ def test_a_bucket_is_a_folder(tmp_path: Path, s3: str) -> None:
         assert content(import_corpus("webdataset", url, tmp_path / str(number))) == content(local)
     with pytest.raises(CorpusError, match="no files named"):
         import_corpus("parquet", "s3://shop/shards", tmp_path / "none")
+
+
+def test_a_bucket_of_google_is_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("gcsfs")
+    source = as_shards(tmp_path / "s")
+    with serving_gs("shop", {f"shards/{name}": data for name, data in files_of(source).items()}) as url:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
+        local = import_corpus("webdataset", source, tmp_path / "local")
+        for number, address in enumerate(("gs://shop/shards", "gs://shop/shards/{train,val}-000.tar")):
+            assert content(import_corpus("webdataset", address, tmp_path / str(number))) == content(local)
+
+
+@pytest.mark.parametrize(("url", "module"), [("https://x.org/a.tar", "aiohttp"), ("gs://b/a.tar", "gcsfs")])
+def test_what_is_not_installed_names_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str, module: str
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    known = import_module("fsspec.registry")._registry  # where it remembers what it has imported
+    monkeypatch.delitem(known, url.partition(":")[0], raising=False)
+    with pytest.raises(CorpusError, match=r"quintet-retrieval\[remote\]"):
+        import_corpus("webdataset", url, tmp_path / "out")

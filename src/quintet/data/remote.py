@@ -245,22 +245,21 @@ def _refuse(url: str, error: BaseException) -> None:
 
 
 def _filesystem(url: str) -> tuple[Any, str]:
+    options: dict[str, Any] = {}
     try:
         import fsspec
-    except ImportError:
-        raise QuintetError(
-            f"{shown_url(url)}: URLs need the extra `remote`: pip install 'quintet-retrieval[remote]'"
-        ) from None
-    scheme = urlsplit(url).scheme
-    options: dict[str, Any] = {}
-    if scheme in ("http", "https"):
-        import aiohttp
 
-        options = {"client_kwargs": {"timeout": aiohttp.ClientTimeout(total=None, sock_connect=20, sock_read=TIMEOUT)}}
-    try:
+        if urlsplit(url).scheme in ("http", "https"):
+            import aiohttp
+
+            timeout = aiohttp.ClientTimeout(total=None, sock_connect=20, sock_read=TIMEOUT)
+            options = {"client_kwargs": {"timeout": timeout}}
         filesystem, path = fsspec.core.url_to_fs(url, use_listings_cache=False, **options)
     except ImportError as error:
-        raise QuintetError(f"{shown_url(url)}: {first_line(error)}; see the extra `remote`") from None
+        raise QuintetError(
+            f"{shown_url(url)}: {first_line(error)}; URLs need the extra `remote`: "
+            "pip install 'quintet-retrieval[remote]'"
+        ) from None
     except ValueError as error:
         raise QuintetError(f"{shown_url(url)}: {first_line(error)}") from None
     return filesystem, path

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +132,32 @@ def test_images_by_path_start_from_a_folder(tmp_path: Path) -> None:
     corpus = imported(tmp_path, columns, images=tmp_path / "photos")
     assert [image.path for image in corpus.images] == [str(tmp_path / "photos" / f"{number}.jpg") for number in (0, 1)]
     assert any("outside" in note for note in corpus.notes)
+
+
+def test_whole_paths_as_datasets_writes_them_give_the_ids_of_their_names(tmp_path: Path) -> None:
+    files = [tmp_path / "photos" / "a" / f"{number}.jpg" for number in ROWS]
+    files[0].parent.mkdir(parents=True)
+    for number, file in enumerate(files):
+        file.write_bytes(jpeg(number))
+    columns = {"image": [{"bytes": None, "path": str(file)} for file in files], "caption": ["a", "b", "c"]}
+    kind = pyarrow.struct({"bytes": pyarrow.binary(), "path": pyarrow.string()})
+    columns["image"] = pyarrow.array(columns["image"], kind)
+    with pytest.raises(CorpusError, match=f"images={re.escape(str(files[0].parent))}"):
+        imported(tmp_path, columns)
+    corpus = imported(tmp_path, columns, images=tmp_path / "photos")
+    assert [image.id for image in corpus.images] == ["a/0.jpg", "a/1.jpg", "a/2.jpg"]
+    assert [image.path for image in corpus.images] == [str(file) for file in files]
+
+
+def test_a_page_that_does_not_fit_its_checksum_is_refused(tmp_path: Path) -> None:
+    table = pyarrow.table({"image": [b"\xff\xd8\xff" + bytes(5_000)], "caption": ["a"]})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet", compression="none", write_page_checksum=True)
+    content = bytearray((tmp_path / "a.parquet").read_bytes())
+    content[2_000] ^= 1
+    (tmp_path / "a.parquet").write_bytes(content)
+    with pytest.raises(CorpusError, match=r"a\.parquet cannot be read"):
+        import_corpus("parquet", tmp_path / "a.parquet", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(

@@ -335,7 +335,7 @@ class Rows:
                     self._notes.leave_out("rows of split 'restval'", at)
                     continue
                 found = "train"
-            given = values[columns.id][row] if columns.id else None if self._asked.id == "row" else path
+            given = values[columns.id][row] if columns.id else None if self._asked.id == "row" else self._named(path)
             id_ = f"{stem}/{first + row:06d}" if given in (None, "") else str(given)
             captions, facts = self._captions(values, columns, row, at)
             if content is None and path is None:
@@ -392,13 +392,19 @@ class Rows:
         if count != 1:
             self._counts[entry.id] = count
 
+    def _named(self, path: str | None) -> str | None:
+        """An image's id by its path: below the folder of images, as where the images themselves are in the file."""
+        root = self._asked.images
+        return path if path is None or root is None else path.removeprefix(f"{root.absolute()}/")
+
     def _located(self, name: str, at: str) -> Path | None:
         if re.match(r"https?://", name):
             raise CorpusError(f"{at}: the image is a URL ({name:.80}); {FETCH}")
         root = self._asked.images
         if root is None:
+            known = f", for instance images={PurePosixPath(name).parent}" if name.startswith("/") else ""
             raise CorpusError(
-                f"{at}: the image is a path ({name:.80}); say where paths start with the option images=FOLDER"
+                f"{at}: the image is a path ({name:.80}); say where paths start with the option images=FOLDER{known}"
             )
         path = root.absolute() / name
         if not lies_in(path, str(root.resolve())):

@@ -76,7 +76,8 @@ def _opened(path: Path, shown: str) -> Iterator[Any]:
         ) from None
     try:
         # Neither mapped nor read ahead: a row group may be larger than the memory.
-        with parquet.ParquetFile(path, pre_buffer=False, buffer_size=2**20) as file:
+        checked = {"page_checksum_verification": True}  # of files that have checksums
+        with parquet.ParquetFile(path, pre_buffer=False, buffer_size=2**20, **checked) as file:
             yield file
     except (pyarrow.ArrowException, OSError, ValueError, TypeError, OverflowError, MemoryError) as error:
         raise CorpusError(f"{shown} cannot be read as Parquet: {error}; fetch it again, or leave it out") from None
