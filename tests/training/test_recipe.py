@@ -104,7 +104,7 @@ def test_earlier_names_of_keys_are_read(tiny_recipe: dict[str, Any], tmp_path: P
         ("matchr.name=x", "did you mean 'matcher'"),
         ("stages.0.optimizer.lrr=3", "did you mean 'lr'"),
         ("data.corpora=1", "did you mean 'corpus'"),
-        ("stages.0.epochs=zero", "valid integer"),
+        ("stages.0.epochs=zero", "stages.online.epochs.*valid integer"),
         ("stages.0.epochs=0", "greater than or equal to 1"),
         ("epochs", "not of the form key=value"),
         ("seed=[", "not valid YAML"),

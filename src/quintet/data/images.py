@@ -298,9 +298,13 @@ def _too_large(name: str, size: str, max_pixels: int) -> str:
 
 
 def _why(error: BaseException) -> str:
+    r"""
+    >>> _why(ValueError("Unexpected end of file\n"))  # libheif's messages end so
+    'ValueError: Unexpected end of file'
+    """
     if isinstance(error, Image.UnidentifiedImageError):
         return "unknown format"
-    return f"{type(error).__name__}: {error}"
+    return f"{type(error).__name__}: {str(error).strip()}"
 
 
 def _to_rgb(image: Image.Image, name: str) -> Image.Image:

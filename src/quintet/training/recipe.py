@@ -170,7 +170,7 @@ def parse_recipe(content: Any, overrides: Sequence[str] = (), where: str = "reci
     try:
         return Recipe.model_validate(_mapping(content, where))
     except ValidationError as error:
-        raise RecipeError(f"{where}: " + "; ".join(_explain(problem) for problem in error.errors())) from None
+        raise RecipeError(f"{where}: " + "; ".join(_explain(problem, content) for problem in error.errors())) from None
 
 
 def with_whole_paths(recipe: Recipe) -> Recipe:
@@ -310,14 +310,31 @@ def _enter(target: Any, part: str, where: str) -> list[Any]:
     raise RecipeError(f"{where}: no entry {part!r} there; {suggest(part, names)}")
 
 
-def _explain(problem: Any) -> str:
+def _explain(problem: Any, content: Any) -> str:
     location = [str(part) for part in problem["loc"]]
-    key = ".".join(location)
+    key = ".".join(_as_overridden(problem["loc"], content))
     if problem["type"] == "extra_forbidden":
         return f"unknown key {key!r}{_nearest_key(location)}"
     if problem["type"] == "missing":
         return f"{key!r} is missing"
     return f"{key!r}: {problem['msg']} (got {str(problem['input'])[:80]!r})"
+
+
+def _as_overridden(location: Sequence[str | int], content: Any) -> list[str]:
+    """The parts of a key as an override gives them: a stage by its name, not by its number.
+
+    >>> _as_overridden(("stages", 0, "epochs"), {"stages": [{"name": "online"}]})
+    ['stages', 'online', 'epochs']
+    """
+    parts = []
+    for part in location:
+        try:
+            content = content[part]
+        except (KeyError, IndexError, TypeError):
+            content = None
+        named = isinstance(part, int) and isinstance(content, dict) and isinstance(content.get("name"), str)
+        parts.append(content["name"] if named else str(part))
+    return parts
 
 
 def _nearest_key(location: list[str]) -> str:
