@@ -19,7 +19,9 @@ NOTEBOOKS = Path(__file__).resolve().parents[1] / "docs/notebooks"
 def execute(path: Path, timeout: int = 1800) -> nbformat.NotebookNode:
     """The notebook with new outputs, and without anything that depends on the machine or on the time."""
     notebook = nbformat.read(path, as_version=4)
-    NotebookClient(notebook, timeout=timeout, kernel_name="python3", resources={"metadata": {"path": "."}}).execute()
+    # What a cell prints is one output.
+    options = {"timeout": timeout, "kernel_name": "python3", "coalesce_streams": True}
+    NotebookClient(notebook, resources={"metadata": {"path": "."}}, **options).execute()
     notebook.metadata = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
     for number, cell in enumerate(notebook.cells):
         cell.id, cell.metadata = f"cell-{number}", {}

@@ -41,6 +41,8 @@ def test_a_notebook_is_executed_without_an_error_and_small(path: Path) -> None:
     outputs = [output for cell in cells for output in cell["outputs"]]
     assert outputs
     assert not [output for output in outputs if output["output_type"] == "error"]
+    streams = [[output["name"] for output in cell["outputs"] if "name" in output] for cell in cells]
+    assert [names for names in streams if len(names) > len(set(names))] == [], "what a cell prints is in pieces"
     assert path.stat().st_size < 1_000_000
     text = json.dumps([output.get("text", "") for output in outputs])
     assert not re.search(r"/(?:root|home|tmp|Users)/", text), "an output names a folder of one machine"
