@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -45,11 +46,12 @@ quintet.extract_features(sys.argv[1], "efficientnet-lite0", name=sys.argv[2], gr
 class Nodes:
     """A head that runs nothing, and two nodes with a CPU each."""
 
-    def __init__(self) -> None:
+    def __init__(self, **head: Any) -> None:
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
         from ray.cluster_utils import Cluster
 
-        self.cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+        options = {"num_cpus": 0, "include_dashboard": False, **head}
+        self.cluster = Cluster(initialize_head=True, head_node_args=options)
         self.nodes = [self.cluster.add_node(num_cpus=1), self.cluster.add_node(num_cpus=1)]
 
     def lose_one(self) -> None:
@@ -155,6 +157,22 @@ def test_an_index_is_the_one_of_an_undisturbed_process(
     disturb = Disturbance(nodes, worker=8, node=16, driver=32)
     assert finish(INDEX, photos, tmp_path / "shared", disturb=disturb) == 2
     assert disturb.done == ["worker", "node", "driver"]
+    assert files(tmp_path / "shared") == files(tmp_path / "alone")
+
+
+@pytest.mark.timeout(900)
+def test_a_cluster_is_reached_by_its_client_server(photos: Path, tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
+    made = Nodes(ray_client_server_port=port)
+    try:
+        script = INDEX.replace('"auto"', f'"ray://127.0.0.1:{port}"')
+        assert finish(script, photos, tmp_path / "shared", disturb=lambda done, driver: None) == 1
+    finally:
+        made.cluster.shutdown()
+    quintet.build_index("quintet-small", photos, tmp_path / "alone", device="cpu", batch_size=4)
     assert files(tmp_path / "shared") == files(tmp_path / "alone")
 
 

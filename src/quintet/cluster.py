@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from quintet.errors import QuintetError, first_line
@@ -428,11 +429,19 @@ class _OnRay:
         self.ray.kill(worker)
 
 
+def _has_token() -> bool:
+    """Whether there is a token of Ray, which clusters of newer versions ask for."""
+    named = any(os.environ.get(name) for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
+    return named or (Path.home() / ".ray" / "auth_token").is_file()
+
+
 @contextmanager
 def _connected(cluster: Cluster) -> Iterator[Any]:
     """Ray, connected to the cluster; a connection that was there before stays."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")  # Ray would tell standard output of every death
+    if cluster.address.startswith("ray://") and _has_token():  # Ray shows it to a cluster of its own machine only
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
     try:
         import ray
     except ImportError:
@@ -448,7 +457,8 @@ def _connected(cluster: Cluster) -> Iterator[Any]:
     except (ConnectionError, ValueError, TimeoutError) as error:
         raise QuintetError(
             f"no Ray cluster answers at {cluster.address} ({first_line(error)}); start one with `ray start --head`, "
-            "or use --ray local"
+            "or use --ray local. A cluster elsewhere may want its token: `ray get-auth-token` on its head prints it, "
+            "RAY_AUTH_TOKEN takes it"
         ) from None
     except Exception as error:  # noqa: BLE001  # other versions, a node that does not come up: Ray raises all kinds
         ray.shutdown()
