@@ -153,6 +153,12 @@ def test_a_bad_json(tmp_path: Path, data: bytes, message: str) -> None:
         import_corpus("webdataset", shard, tmp_path / "out")
 
 
+def test_names_of_a_folder_are_one_key_however_they_are_written(tmp_path: Path) -> None:
+    files = {"./a/1.png": png(), "a//1.txt": b"one", "a/./b.c/2.png": png(), "a/b.c/2.txt": b"two"}
+    corpus = import_corpus("webdataset", write_shard(tmp_path / "a.tar", files), tmp_path / "out")
+    assert [(text.group, text.text) for text in corpus.texts] == [("a/1", "one"), ("a/b.c/2", "two")]
+
+
 def test_what_comes_before_damage_is_read_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def damaged(*_: object) -> Iterator[tuple[str, bytes]]:
         yield "1.png", png()
