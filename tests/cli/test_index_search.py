@@ -154,7 +154,6 @@ def test_what_cannot_be_searched_for_is_told(place: Path, arguments: tuple[Any, 
         "width>" + "9" * 5000,
         "width>-" + "9" * 5000,
         "width<1e99999",
-        "width=nan",
         "modified~" + "*" * 3000,
         "path=\x1b[2J",
         "path~'*" + "?*" * 500 + "x'",
@@ -285,6 +284,13 @@ def test_an_unknown_field_is_answered_with_the_known_ones(place: Path) -> None:
     for field, hint in (("yaer", "did you mean 'year'"), ("nonsense_", "orientation")):
         with pytest.raises(QuintetError, match=hint):
             call("search", place / "index", "a red dog", "--where", f"width>1 or {field}=2024")
+
+
+def test_a_word_beside_a_field_of_numbers_is_a_mistake(place: Path) -> None:
+    for condition in ("year>=abc", "width=nan", 'width~"20*"', 'path~"*" or width="200"'):
+        with pytest.raises(QuintetError, match="holds numbers"):
+            call("search", place / "index", "a red dog", "--where", condition)
+    call("search", place / "index", "a red dog", "--where", "width>=1 and path>=1 and date>=2024")
 
 
 def test_a_query_in_another_language_is_told(place: Path) -> None:

@@ -311,6 +311,11 @@ class ItemDatabase:
             found.add(name)
         return sorted(found)
 
+    def lowest_number(self, field: str) -> int | float | None:
+        """The least value of a field that holds numbers in every item that has it."""
+        ((lowest, highest),) = self.query("SELECT min(value), max(value) FROM fields WHERE field = ?", (field,))
+        return lowest if isinstance(highest, int | float) else None  # in SQLite's order texts are behind numbers
+
     def newest(self, kind: Kind) -> np.ndarray:
         """(n,) int64: the rows of a kind's items, each once, by `date` and `time`, the latest first."""
         date, time = (

@@ -637,7 +637,7 @@ class Searcher:
         return list(groups.values())
 
     def _check_fields(self, where: Where | None) -> None:
-        """A field that no item has is a mistake."""
+        """A field that no item has is a mistake, and so is a word beside a field of numbers: it finds nothing."""
         if where is None or not where.fields:
             return
         known = self._opened.items.field_names()
@@ -646,6 +646,13 @@ class Searcher:
                 near = suggest(name, known)
                 near = f"; {near}" if near.startswith("did you") else "."
                 raise WhereError(f"filter: nothing in the index has a field {name!r}{near} It has: {', '.join(known)}")
+        for clause in (clause for clauses in where.alternatives for clause in clauses if clause.is_of_text):
+            lowest = self._opened.items.lowest_number(clause.field)
+            if lowest is not None:
+                raise WhereError(
+                    f"filter: {clause.field!r} holds numbers; compare it with one, as in {clause.field}>={lowest:g}, "
+                    f"not by {clause!s:.80}"
+                )
 
     def _hits(self, groups: Sequence[Sequence[_Found]], line: float = -math.inf) -> list[Hit]:
         """The first of each group, with the others as its duplicates. Scores below the line are weak."""

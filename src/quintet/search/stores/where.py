@@ -87,6 +87,11 @@ class Clause:
             return (self.literal,)
         return (int(number) if number.is_integer() and abs(number) <= LARGEST_INTEGER else number, self.literal)
 
+    @property
+    def is_of_text(self) -> bool:
+        """Whether it can hold for a text only: it has quotes, wildcards or a word."""
+        return self.quoted or self.operator == "~" or not (NUMBER.fullmatch(self.literal) or len(self.readings) > 1)
+
     def holds(self, value: Scalar) -> bool:
         for reading in self.readings:
             if kind_of(reading) is kind_of(value):
