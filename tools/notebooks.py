@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import nbformat
 from nbclient import NotebookClient
@@ -19,9 +20,9 @@ NOTEBOOKS = Path(__file__).resolve().parents[1] / "docs/notebooks"
 def execute(path: Path, timeout: int = 1800) -> nbformat.NotebookNode:
     """The notebook with new outputs, and without anything that depends on the machine or on the time."""
     notebook = nbformat.read(path, as_version=4)
-    # What a cell prints is one output.
-    options = {"timeout": timeout, "kernel_name": "python3", "coalesce_streams": True}
-    NotebookClient(notebook, resources={"metadata": {"path": "."}}, **options).execute()
+    options: dict[str, Any] = {"timeout": timeout, "kernel_name": "python3"}
+    options |= {"resources": {"metadata": {"path": "."}}, "coalesce_streams": True}  # what a cell prints is one output
+    NotebookClient(notebook, **options).execute()
     notebook.metadata = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
     for number, cell in enumerate(notebook.cells):
         cell.id, cell.metadata = f"cell-{number}", {}
