@@ -48,7 +48,7 @@ PHOTOS: dict[str, tuple[int, str, tuple[float, float] | None, list[str]]] = {
     "2024/People": (2024, "Nikon Z 6", (48.9, 2.3), ["grace_hopper", "camera"]),
     "2024/Microscope": (2024, "Nikon Z 6", None, ["retina", "ihc", "cell", "microaneurysms", "text"]),
 }
-SCENE, WORD = "a red circle above a blue square", "circle"
+SCENE, WORD = "A black square and one green circle.", "green"
 AGAIN = ["chelsea", "coffee", "astronaut"]  # saved again, a little darker
 
 
@@ -102,12 +102,12 @@ def make_index(folder: Path) -> Path:
 
 
 def make_scenes(folder: Path) -> Path:
-    """An index of generated scenes by the SCAN of `quintet demo`, whose words attend to regions."""
+    """An index of generated scenes by the first SCAN of `quintet demo`, whose words attend to regions."""
     index, demo = folder / "scenes.index", folder / "demo"
     if not (demo / "page.html").exists():
         subprocess.run([sys.executable, "-m", "quintet", "demo", "--out", str(demo)], check=True)
     if not index.exists():
-        quintet.build_index(demo / "run", demo / "corpus", index, split="test", device="cpu")
+        quintet.build_index(demo / "run/stages/online", demo / "corpus", index, split="test", device="cpu")
     return index
 
 
