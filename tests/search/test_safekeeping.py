@@ -391,7 +391,8 @@ def test_copies_and_readers_of_an_index_that_is_rebuilt_again_and_again(
                 assert quintet.verify_index(index) == []
             else:
                 copy = index
-            assert any(scores(copy) == pytest.approx(each, abs=1e-5) for each in expected)
+            found = scores(copy)
+            assert any(found == pytest.approx(each, abs=1e-5) for each in expected)
         process.send_signal(signal.SIGKILL)
 
 
