@@ -30,7 +30,7 @@ from quintet.search.indexing import build_index
 run, out = Path(sys.argv[1]), Path(sys.argv[4])
 print("ready", flush=True)
 for turn in range(1000):  # back and forth between many images and few: the files are copied again and again
-    build_index(run, [Path(sys.argv[2 + turn % 2])], out, batch_size=4, workers=1, device="cpu")
+    build_index(run, [Path(sys.argv[2 + turn % 2])], out, batch_size=4, workers=1, device="cpu", prune=True)
 """
 
 
@@ -103,7 +103,7 @@ def test_builds_that_are_killed_again_and_again_leave_one_of_two_indexes_and_no_
         reader.close()
         now = found(index)
         assert any(now == pytest.approx(other, abs=1e-5) for other in expected)
-    build_index(vse, [tmp_path / "many"], index, device="cpu")
+    build_index(vse, [tmp_path / "many"], index, device="cpu", prune=True)
     assert found(index) == pytest.approx(expected[0], abs=1e-5)
     assert len(list((index / "vectors").iterdir())) == 1
     assert not list(index.glob("**/.*"))
