@@ -44,7 +44,7 @@ SMALLER: dict[tuple[str, ...], tuple[str, ...]] = {
     ("train", "--resume"): (),
     ("train",): SHORT,
     ("study", "--list"): (),
-    ("study",): (*SHORT, "--bootstrap=0"),
+    ("study",): (*SHORT, "--bootstrap=0", "matcher.embed_dim=64"),
     ("features",): ("--workers=1",),
 }
 # What a page leaves to the reader, and what the test puts there.
@@ -88,6 +88,7 @@ NOT_RUN = {
     "postgresql://HOST/DATABASE": "a server; tests/serve/test_replicas.py starts one",
     "push": "uploads to the hub; tests/runs/test_hub_upload.py does, to a stand-in",
     "mmca-f30k": "BERT of the hub, to download",
+    "vse-infinity-bert-coco": "BERT of the hub, to download",
     "stages.offline.negatives.from=offcandipath": "lists of AOQ's own code",
     "stages.offline.negatives.from=candidates.csv": "lists of another program",
     "model_best.pth": "a checkpoint of the authors, to download",

@@ -156,14 +156,15 @@ def test_positive_pairs_of_uneven_groups() -> None:
     assert list(zip(image.tolist(), text.tolist(), strict=True)) == [(0, 1), (0, 3), (1, 0), (2, 1), (2, 3)]
 
 
+@pytest.mark.parametrize("lowest", [0, 4], ids=["many reach the lowest floor", "few reach it"])
 @pytest.mark.parametrize("shape", [(9, 300), (300, 9), (1, 40), (40, 1)])
-def test_a_block_is_counted_as_a_loop_counts_it(shape: tuple[int, int]) -> None:
+def test_a_block_is_counted_as_a_loop_counts_it(shape: tuple[int, int], lowest: int) -> None:
     rng = np.random.default_rng(0)
     scores = rng.integers(0, 5, shape).astype(np.float32)
     query = [np.sort(np.append(rng.integers(0, size, 40), np.repeat(size // 2, 20))) for size in shape]  # one has many
     query[0] = np.sort(np.append(query[0], np.arange(shape[0])))  # every image has a pair
     plans = _Plan(query[0], slice(0, shape[0])), _Plan(query[1], slice(0, shape[1]))
-    floors = [rng.integers(0, 5, len(rows)).astype(np.float32) for rows in query]
+    floors = [rng.integers(lowest, 6, len(rows)).astype(np.float32) for rows in query]
     totals = [np.zeros(len(rows), int) for rows in query]
     for side, pairs, counts in _count_block(torch.from_numpy(scores), list(map(torch.from_numpy, floors)), plans):
         totals[side][pairs] += counts.long().numpy()

@@ -22,7 +22,8 @@ ScoreBlock = Callable[[slice, slice], Tensor]  # (images, texts) -> (a, b) score
 Counted = tuple[int, np.ndarray, Tensor]  # (0: images or 1: texts are the queries, pairs, their counts)
 LONGEST = 2**24  # edge of a block: up to here float32 counts every whole number
 BLOCK = (1024, 1024)
-WIDTH = 8  # floors of a line that are counted at once
+WIDTH = 32  # floors of a line that are counted at once
+FEW = 0.25  # share of a line's scores up to which they are picked out of it
 KEEP = 2**27  # scores of blocks with relevant pairs that are kept for the counting pass: 512 MiB, all of COCO's 5K
 
 
@@ -294,6 +295,16 @@ class _Plan:
             count = np.count_nonzero(left > first)
             wanted = np.arange(first, min(first + WIDTH, left[0]))
             self.partial.append((starts[more] + every)[:count, None] + np.minimum(wanted, left[:count, None] - 1))
+        self.floors: list[Tensor] = []  # of `partial`
+        self.lowest = np.empty(0)  # (n,) floor of each line of the rest
+
+    def take(self, floors: Tensor) -> None:
+        """Look up the floors of the rest, once for all blocks of these lines."""
+        if not self.floors:
+            self.floors = [floors[pairs] for pairs in self.partial]
+            self.lowest = self.floors[0].amin(1).cpu().numpy()
+            for more in self.floors[1:]:
+                self.lowest[: len(more)] = np.minimum(self.lowest[: len(more)], more.amin(1).cpu().numpy())
 
 
 def _count_block(scores: Tensor, floors: list[Tensor], plans: tuple[_Plan, _Plan]) -> Iterator[Counted]:
@@ -308,14 +319,32 @@ def _count_block(scores: Tensor, floors: list[Tensor], plans: tuple[_Plan, _Plan
         if len(plan.rest):
             lines = scores.index_select(side, torch.from_numpy(plan.rest).to(scores.device))
             lines = lines.T.contiguous() if side else lines  # (n, b): these queries alone
-            for pairs in plan.partial:
-                step = room.numel() // (pairs.shape[1] * lines.shape[1])
+            plan.take(floors[side])
+            if lines.device.type == "cpu":
+                lines = torch.from_numpy(_reaching(lines.numpy(), plan.lowest))
+            for pairs, wanted in zip(plan.partial, plan.floors, strict=True):
+                step = room.numel() // max(1, pairs.shape[1] * lines.shape[1])
                 for start in range(0, len(pairs), step):
                     chosen = pairs[start : start + step]  # (n, k)
-                    wanted = floors[side][chosen].unsqueeze(2)
                     shape = torch.Size([*chosen.shape, lines.shape[1]])  # (n, k, b)
-                    reached = _reached(lines[start : start + len(chosen), None], wanted, shape, room)
+                    some = lines[start : start + len(chosen), None]
+                    reached = _reached(some, wanted[start : start + len(chosen)].unsqueeze(2), shape, room)
                     yield side, chosen, reached.sum(2)
+
+
+def _reaching(lines: np.ndarray, lowest: np.ndarray) -> np.ndarray:
+    """(n, few) the scores of (n, b) lines that reach their line's lowest floor; minus infinity where there are fewer.
+
+    Relevant candidates score high, so these are few. If they are not, the lines as they are.
+    """
+    at = np.flatnonzero(lines >= lowest[:, None])
+    line = at // lines.shape[1]
+    sizes = np.bincount(line, minlength=len(lines))
+    if sizes.max() > FEW * lines.shape[1]:
+        return lines
+    found = np.full((len(lines), sizes.max()), -np.inf, lines.dtype)
+    found[line, np.arange(len(at)) - (np.cumsum(sizes) - sizes)[line]] = lines.ravel()[at]
+    return found
 
 
 def _reached(scores: Tensor, floors: Tensor, shape: torch.Size, room: Tensor) -> Tensor:
