@@ -44,6 +44,7 @@ SMALLER: dict[tuple[str, ...], tuple[str, ...]] = {
     ("train", "--resume"): (),
     ("train",): SHORT,
     ("study", "--list"): (),
+    ("study", "clip"): (*SHORT, "--bootstrap=0"),
     ("study",): (*SHORT, "--bootstrap=0", "matcher.embed_dim=64"),
     ("features",): ("--workers=1",),
 }
@@ -122,10 +123,17 @@ def small(words: tuple[str, ...]) -> list[str]:
     return list(words)
 
 
+def named_files(word: str, home: Path) -> list[str]:
+    """The files that a pattern names, as a shell gives them."""
+    found = home.glob(word) if "*" in word and not word.startswith("/") else ()
+    return sorted(map(str, found)) or [word]
+
+
 def run(line: Line, home: Path) -> str:
     assert line.quintet is not None
     words = [str(home / word[2:]) if word.startswith("~/") else word for word in small(line.quintet)]
     words = [word.replace("$HOME", str(home)) for word in words]
+    words = [each for word in words for each in named_files(word, home)]
     command = [sys.executable, "-m", "quintet", *words]
     if line.words[0] == "torchrun":
         before = line.words[1 : line.words.index("-m")]
