@@ -15,7 +15,7 @@ from typing import Any
 
 @dataclass
 class Served:
-    """`files`: path -> content. `drop`: of every so many answers one ends in its middle."""
+    """`files`: path -> content. `drop`: of every so many answers about one file one ends in its middle."""
 
     files: dict[str, bytes]
     drop: int = 0
@@ -65,7 +65,8 @@ def serving(files: dict[str, bytes], drop: int = 0, ranges: bool = True) -> Iter
                 return
             with served.lock:
                 served.asked.append((path, self.headers.get("Range")))
-                dropped = served.drop and len(served.asked) % served.drop == 0
+                times = sum(name == path for name, _ in served.asked)
+                dropped = served.drop and times % served.drop == 0
             self.wfile.write(content[start : (start + stop) // 2 if dropped else stop])
             if dropped:
                 self.close_connection = True
